@@ -1,0 +1,182 @@
+"""`entmtp show`: a bank as a table, or a tree as a drawing. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import console
+from entmtp_calib.errors import EntmtpError, UsageError
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw
+
+if TYPE_CHECKING:
+    from entmtp_calib.bank import Bank
+    from entmtp_calib.policy import Policy
+    from entmtp_calib.timing import Interval
+
+COLUMNS = (
+    "tree",
+    "nodes",
+    "depth",
+    "emitted/step [95 %]",
+    "accepted/step",
+    "step ms",
+    "tokens/s [95 %]",
+    "speed-up [95 %]",
+)
+# Facts of the model, the heads and the machine that a reader needs; `--json` has all of them.
+_MODEL = ("name", "dtype", "device", "engine", "fingerprint")
+_HEADS = ("name", "kind", "n_heads", "fingerprint")
+_HARDWARE = ("cpu", "device_name", "usable_cores", "torch_threads", "memory_gib", "torch_version")
+
+
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="BANK|TREE",
+            help="A run folder or bank file; or a tree: plain, chain-N, hydra-default, "
+            "or a list of rank paths such as '[[0], [1], [0, 0]]'.",
+        ),
+    ],
+    tree: Annotated[
+        str | None,
+        typer.Option("--tree", metavar="ID", help="Draw this tree of the bank (its id or number)."),
+    ] = None,
+    json: console.JsonFile = None,
+) -> None:
+    """Show a bank as a table, or a tree as a drawing."""
+    shown: Bank | Tree | None = None if os.path.exists(what) else parse_tree(what)
+    if shown is None:
+        bank = _load(what)
+        shown = bank if tree is None else bank.trees[bank.find(tree)]
+    elif tree is not None:
+        raise UsageError(f"--tree {tree} with the tree {what}", "a bank to take it from")
+    if isinstance(shown, Tree):
+        console.present(lambda: print_tree(shown), tree_document(shown), json)
+    else:
+        console.present(lambda: print_bank(shown), bank_document(shown), json)
+
+
+def parse_tree(text: str) -> Tree | None:
+    """The tree that a name or a list of paths means; None if the text is neither."""
+    if text.lstrip().startswith(("[", "(")):
+        return Tree.parse(text)
+    if depth := re.fullmatch(r"chain-([1-9]\d?)", text):
+        return chain(int(depth[1]))
+    return {EMPTY.id: EMPTY, HYDRA_DEFAULT.id: HYDRA_DEFAULT}.get(text)
+
+
+def _load(what: str) -> Bank:
+    from entmtp_calib.bank import Bank
+
+    if not os.path.exists(what):
+        raise EntmtpError(
+            f"{what} is neither a bank nor a tree",
+            "a run folder or bank file, plain, chain-N, hydra-default, or [[0], [1], [0, 0]]",
+            "make a bank with entmtp build-bank",
+        )
+    return Bank.load(Path(what))
+
+
+def tree_document(tree: Tree) -> dict[str, Any]:
+    """What is known of a tree by itself."""
+    return {
+        "id": tree.id,
+        "n_nodes": tree.n_nodes,
+        "depth": tree.depth,
+        "max_rank": tree.max_rank,
+        "paths": tree.to_list(),
+    }
+
+
+def print_tree(tree: Tree) -> None:
+    """One line about the tree, then the tree."""
+    console.write(f"{tree.id}: {tree.n_nodes} nodes, depth {tree.depth}\n{draw(tree)}\n")
+
+
+def bank_document(bank: Bank) -> dict[str, Any]:
+    """The bank's own document, each tree with its paths."""
+    document = bank.to_dict()
+    for described, tree in zip(document["trees"], bank.trees, strict=True):
+        described["paths"] = tree.to_list()
+    return document
+
+
+def print_bank(bank: Bank) -> None:
+    """The bank's trees with their costs, its policies, and what all that holds for."""
+    rows = (
+        (
+            entry.tree.id + (" *" if index == bank.best else ""),
+            str(entry.tree.n_nodes),
+            str(entry.tree.depth),
+            _interval(entry.mean_emitted_tokens, 3),
+            _number(entry.mean_emitted_tokens.value - 1, 3),
+            _number(entry.step_ms, 3),
+            _interval(entry.tokens_per_second, 2),
+            _interval(entry.speedup_over_plain, 3),
+        )
+        for index, entry in enumerate(bank.entries)
+    )
+    console.show_table(COLUMNS, rows)
+    console.write("* the fastest; with --policy static it is the one in use\n\n")
+    console.show_facts(_facts(bank))
+
+
+def _facts(bank: Bank) -> Iterator[tuple[str, str]]:
+    for name, policy in bank.policies.items():
+        yield f"policy {name}", _policy(policy, bank)
+    yield "task", bank.task
+    yield "model", _listed(bank.model, _MODEL)
+    yield "heads", _listed(bank.heads, _HEADS)
+    yield "hardware", _listed(bank.hardware, _HARDWARE)
+    yield "splits", _listed(bank.splits, bank.splits)
+    yield "seeds", _listed(bank.seeds, bank.seeds)
+    yield "created", bank.created
+    for note in bank.notes:
+        yield "note", note
+
+
+def _policy(policy: Policy, bank: Bank) -> str:
+    """What the policy does, as `path_value of depth 2: chain-1, above 0.31 t8d3-1a2b3c`."""
+    from entmtp_calib.policy import Ladder, Static
+
+    ids = [bank.trees[index].id for index in policy.indices]
+    if isinstance(policy, Static) or policy.signal is None or len(ids) == 1:
+        return f"always {ids[0]}"
+    depth = f" of depth {policy.signal.depth}" if policy.signal.depth else ""
+    signal = f"{policy.signal.kind}{depth}"
+    if isinstance(policy, Ladder):
+        steps = zip(policy.thresholds, ids[1:], strict=True)
+        return f"{signal}: {ids[0]}" + "".join(f", above {tau:.6g} {name}" for tau, name in steps)
+    on, off = f"on above {policy.tau_on:.6g}", f"off at {policy.tau_off:.6g} and below"
+    return f"{signal}: {ids[0]}, with {ids[1]} {on}, {off}"
+
+
+def _listed(facts: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The facts of these names that are there; of lists only their size, of hashes the start."""
+    return ", ".join(
+        f"{name} {_brief(value)}" for name in names if (value := facts.get(name)) is not None
+    )
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return str(len(value))
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", str(value)) else str(value)
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
+
+
+def _interval(interval: Interval, digits: int) -> str:
+    low, value, high = (
+        _number(number, digits) for number in (interval.low, interval.value, interval.high)
+    )
+    return f"{value} [{low}, {high}]"

@@ -1,0 +1,57 @@
+"""The target's choices and a tree's tokens, to the accepted path; and where a text ends.
+
+A step's tokens are its root followed by the accepted nodes: `emitted_tokens` is
+`accepted_draft_tokens` + 1. The root is the target's own choice, so it always counts; it is emitted
+by the step that it starts, and the target's choice after the last accepted node only becomes the
+next step's root. When a root ends the text (end of sequence, or one token of room left) the step
+is terminal: it emits the root and needs no target pass. This module knows no models and no trees'
+paths, only rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+def accept(parents: Sequence[int], tokens: Sequence[int], choices: Sequence[int]) -> list[int]:
+    """Rows of the accepted path in order, the root's row 0 left out.
+
+    Args:
+        parents: [n + 1] parent row of each row; parents stand before their children.
+        tokens: [n + 1] token of each row, the root first.
+        choices: [n + 1] what the target chooses after each row.
+
+    From the root, move to the child whose token is the target's choice. Of siblings with equal
+    tokens the lowest row wins. Lists are faster than arrays here.
+    """
+    accepted: list[int] = []
+    row = 0
+    for node in range(1, len(parents)):
+        if parents[node] == row and tokens[node] == choices[row]:
+            accepted.append(node)
+            row = node
+    return accepted
+
+
+def truncate(
+    tokens: Sequence[int], eos_ids: Set[int], room: int
+) -> tuple[list[int], FinishReason | None]:
+    """Cut a step's tokens after the first end-of-sequence token (kept), or where room ends.
+
+    Args:
+        tokens: the step's emitted tokens, root first.
+        eos_ids: tokens that end a text.
+        room: how many more tokens the text may have.
+
+    Returns:
+        The tokens that count, and why the text ends here: "stop" at an end-of-sequence token
+        within the room, "length" when the room is used up, None when the text goes on.
+    """
+    kept = list(tokens[:room])
+    for index, token in enumerate(kept):
+        if token in eos_ids:
+            return kept[: index + 1], "stop"
+    return kept, "length" if len(kept) >= room else None

@@ -1,0 +1,203 @@
+"""Every default, unit and check of the settings a user can choose, once.
+
+Frozen dataclasses; a value that can never work raises `UsageError` naming its flag. What a run
+resolved is stored with it (`to_dict`), and a round trip gives the same object back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from entmtp_calib.errors import UsageError
+
+T = TypeVar("T", bound="Settings")
+
+TASKS = ("gsm8k", "humaneval", "sharegpt", "custom")
+
+
+class Settings:
+    """Plain-value round trip, and checks that name the flag."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls: type[T], values: dict[str, Any]) -> T:
+        """Inverse of `to_dict`; unknown names are a `UsageError`."""
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise UsageError(f"unknown settings {unknown}", f"some of {sorted(known)}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    def _check(self, name: str, fits: Callable[[Any], bool], expected: str) -> None:
+        value = getattr(self, name)
+        if not fits(value):
+            raise UsageError(f"--{name.replace('_', '-')} {value}", expected)
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class SamplingConfig(Settings):
+    """How the target chooses a token.
+
+    Temperature 0 is greedy. Otherwise a draw from the distribution after temperature, then top-k
+    (0 = off), then top-p (1 = off), with noise that depends only on (seed, absolute position).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("temperature", lambda v: _finite(v) and v >= 0, "a finite number of at least 0")
+        self._check("top_p", lambda v: 0 < v <= 1, "a number above 0 and at most 1")
+        self._check("top_k", lambda v: v >= 0, "a whole number of at least 0 (0 turns it off)")
+        self._check("seed", lambda v: 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1")
+
+
+@dataclass(frozen=True)
+class BuildConfig(Settings):
+    """The settings of `build-bank`; see `PRESETS` for the sizes that go together."""
+
+    task: str = "gsm8k"
+    search_prompts: int = 40
+    select_prompts: int = 10
+    report_prompts: int = 10
+    max_new_tokens: int = 128
+    max_prompt_tokens: int = 1400
+    max_nodes: int = 64
+    max_depth: int = 0
+    """0 means as deep as the heads go."""
+    max_rank: int = 16
+    """Child ranks a tree may use; at most the trace's rank cap."""
+    max_candidates: int = 10
+    """Grown trees that are run live; 0 means the whole acceptance frontier."""
+    timing_rounds: int = 2
+    step_repetitions: int = 9
+    context_lengths: tuple[int, ...] = (128, 256, 512)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    prompt_mode: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("task", lambda v: v in TASKS, f"one of {', '.join(TASKS)}")
+        for name in ("search_prompts", "select_prompts", "report_prompts", "timing_rounds"):
+            self._check(name, lambda v: v >= 1, "a whole number of at least 1")
+        self._check("max_new_tokens", lambda v: v >= 2, "a whole number of at least 2")
+        self._check("max_prompt_tokens", lambda v: v >= 1, "a whole number of at least 1")
+        self._check("max_nodes", lambda v: v >= 1, "a whole number of at least 1")
+        self._check("max_depth", lambda v: v >= 0, "a whole number of at least 0")
+        self._check("max_rank", lambda v: 1 <= v <= 32, "a whole number from 1 to 32")
+        self._check("max_candidates", lambda v: v >= 0, "a whole number of at least 0")
+        self._check("step_repetitions", lambda v: v >= 3, "a whole number of at least 3")
+        self._check("context_lengths", lambda v: v and min(v) >= 1, "lengths of at least 1")
+        self._check(
+            "prompt_mode", lambda v: v in ("auto", "chat", "raw"), "one of auto, chat, raw"
+        )
+        _ = self.sampling
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How the target chooses during calibration."""
+        return SamplingConfig(self.temperature, self.top_p, self.top_k, self.seed)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "search_prompts": 10,
+        "select_prompts": 4,
+        "report_prompts": 4,
+        "max_new_tokens": 64,
+        "max_candidates": 5,
+        "timing_rounds": 1,
+        "step_repetitions": 5,
+        "context_lengths": (128, 256),
+    },
+    "default": {},
+    "paper": {
+        "search_prompts": 100,
+        "select_prompts": 50,
+        "report_prompts": 50,
+        "max_new_tokens": 256,
+        "max_candidates": 0,
+        "timing_rounds": 5,
+        "step_repetitions": 30,
+        "context_lengths": (128, 256, 512, 1024),
+    },
+}
+"""quick and default are sized for the embedded model on two cores; paper is the paper's."""
+
+
+def build_config(preset: str, **changes: Any) -> BuildConfig:
+    """A preset with some values changed (None keeps the preset's)."""
+    if preset not in PRESETS:
+        raise UsageError(f"--preset {preset}", f"one of {', '.join(PRESETS)}")
+    chosen = {name: value for name, value in changes.items() if value is not None}
+    return BuildConfig(**{**PRESETS[preset], **chosen})
+
+
+@dataclass(frozen=True)
+class TrainConfig(Settings):
+    """The settings of `train-heads`. The defaults are those of the embedded model's Hydra heads."""
+
+    kind: str = "hydra"
+    n_heads: int = 4
+    n_layers: int = 1
+    prefix_width: int = 512
+    """Inner width of the prefix layer's MLP; 0 means no prefix layer."""
+    own_projection: bool = False
+    draft_vocab: int = 6144
+    """Tokens that can be drafted, the most frequent ones; 0 means all."""
+    epochs: int = 5
+    batch_tokens: int = 4096
+    lr: float = 1e-3
+    final_lr: float = 0.02
+    """Last learning rate as a share of the first."""
+    warmup: float = 0.03
+    """Share of the steps."""
+    weight_decay: float = 0.05
+    dropout: float = 0.0
+    soft_weight: float = 0.5
+    """Share of the target's distribution in the label; the rest is the token it wrote."""
+    held_out: int = 96
+    """Texts kept for validation, from all sources alike."""
+    checkpoint_seconds: float = 120.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("kind", lambda v: v in ("hydra", "medusa"), "hydra or medusa")
+        for name in ("n_heads", "n_layers", "epochs", "held_out"):
+            self._check(name, lambda v: v >= 1, "a whole number of at least 1")
+        for name in ("prefix_width", "draft_vocab"):
+            self._check(name, lambda v: v >= 0, "a whole number of at least 0")
+        self._check("lr", lambda v: _finite(v) and v > 0, "a finite number above 0")
+        for name in ("final_lr", "warmup", "dropout", "soft_weight"):
+            self._check(name, lambda v: 0 <= v <= 1, "a number from 0 to 1")
+        if self.kind == "medusa" and self.prefix_width:
+            raise UsageError(
+                f"--prefix-width {self.prefix_width} with --kind medusa",
+                "no prefix layer: Medusa heads have none",
+                "pass --prefix-width 0",
+            )
+
+
+@dataclass(frozen=True)
+class DecodeConfig(Settings):
+    """The settings of one generation."""
+
+    max_new_tokens: int = 128
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        self._check("max_new_tokens", lambda v: v >= 1, "a whole number of at least 1")

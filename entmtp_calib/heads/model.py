@@ -1,0 +1,331 @@
+"""Drafting heads: Hydra (sequentially dependent), Hydra++ (with a prefix layer), Medusa (independent).
+
+Hydra head d (1-based) reads `[prefix, e(root), e(draft 1), ..., e(draft d-1)]` and scores the token
+at depth d; a Medusa head reads the hidden state alone. Both end in a vocabulary projection, owned
+or shared with the target, over all tokens or over a reduced draft vocabulary.
+
+Architecture: Ankner et al. 2024 (Hydra), Cai et al. 2024 (Medusa). This module does not know files,
+trees or how heads are trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from entmtp_calib.errors import HeadsError
+
+RANK_CAP = 32
+"""Child ranks that are ever looked at: the trace records them, and trees may use them."""
+
+
+@dataclass(frozen=True)
+class PrefixConfig:
+    """Widths of the prefix layer: one Llama decoder layer with a final norm, over hidden states."""
+
+    intermediate_size: int
+    n_attention_heads: int
+    n_key_value_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """What `heads.json` says of the architecture; together with the tensors it is complete.
+
+    `n_layers` counts residual blocks per head. Hydra's first block reads several vectors and has a
+    linear skip connection; the later blocks of one head are one block applied again (the published
+    heads tie them the same way). `draft_vocab_size` None means every target token can be drafted.
+    """
+
+    kind: str
+    n_heads: int
+    hidden_size: int
+    vocab_size: int
+    n_layers: int = 1
+    own_projection: bool = False
+    projection_bias: bool = False
+    draft_vocab_size: int | None = None
+    embed_scale: float = 1.0
+    prefix: PrefixConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("hydra", "medusa"):
+            raise HeadsError(f"heads of kind {self.kind!r}", "hydra or medusa")
+        if min(self.n_heads, self.hidden_size, self.vocab_size, self.n_layers) < 1:
+            raise HeadsError(f"heads with a size below 1: {self}", "sizes of at least 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> HeadsConfig:
+        """Inverse of `to_dict`."""
+        prefix = values.get("prefix")
+        return cls(**{**values, "prefix": PrefixConfig(**prefix) if prefix else None})
+
+
+class ResBlock(nn.Module):
+    """`skip(x) + SiLU(linear(x))`, the skip being a linear layer where the input is wider.
+
+    Args:
+        hidden_size: h.
+        n_embeddings: token embeddings that stand behind the hidden vector in the input.
+    """
+
+    def __init__(self, hidden_size: int, n_embeddings: int = 0) -> None:
+        super().__init__()
+        width = (1 + n_embeddings) * hidden_size
+        self.linear = nn.Linear(width, hidden_size)
+        self.skip = nn.Linear(width, hidden_size) if n_embeddings else None
+
+    def forward(self, vector: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        """vector [..., h] and embeddings [..., n_embeddings * h] -> [..., h]."""
+        inner = _wide(self.linear, vector, embeddings)
+        passed = _wide(self.skip, vector, embeddings) if self.skip else vector
+        return passed + F.silu(inner)
+
+
+def _wide(layer: nn.Linear, vector: Tensor, embeddings: Tensor | None) -> Tensor:
+    """The layer on the concatenated input, in two products.
+
+    A vector that many paths share is multiplied once, and no gradient is formed for embeddings.
+    """
+    if embeddings is None:
+        return layer(vector)
+    width = vector.shape[-1]
+    shared = F.linear(vector, layer.weight[:, :width], layer.bias)
+    return shared + F.linear(embeddings, layer.weight[:, width:])
+
+
+class Head(nn.Module):
+    """The residual blocks of one depth, and its own vocabulary projection if it has one."""
+
+    def __init__(self, config: HeadsConfig, depth: int) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.first = ResBlock(h, depth if config.kind == "hydra" else 0)
+        self.again = ResBlock(h) if config.n_layers > 1 else None
+        self.n_again = config.n_layers - 1
+        width = config.draft_vocab_size or config.vocab_size
+        own, bias = config.own_projection, config.projection_bias
+        self.projection = nn.Linear(h, width, bias=bias) if own else None
+
+    def forward(self, vector: Tensor, embeddings: Tensor | None) -> Tensor:
+        """vector [..., h] and path embeddings [..., depth * h] -> [..., h], to be projected."""
+        x = self.first(vector, embeddings)
+        if self.again is not None:
+            for _ in range(self.n_again):
+                x = self.again(x)
+        return x
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same shape."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class PrefixLayer(nn.Module):
+    """One causal decoder layer over the target's hidden states, with a final norm (Hydra++)."""
+
+    def __init__(self, hidden_size: int, config: PrefixConfig) -> None:
+        super().__init__()
+        self.config = config
+        q_width = config.n_attention_heads * config.head_dim
+        kv_width = config.n_key_value_heads * config.head_dim
+        self.input_norm = RMSNorm(hidden_size, config.rms_eps)
+        self.q = nn.Linear(hidden_size, q_width, bias=False)
+        self.k = nn.Linear(hidden_size, kv_width, bias=False)
+        self.v = nn.Linear(hidden_size, kv_width, bias=False)
+        self.o = nn.Linear(q_width, hidden_size, bias=False)
+        self.post_norm = RMSNorm(hidden_size, config.rms_eps)
+        self.gate = nn.Linear(hidden_size, config.intermediate_size, bias=False)
+        self.up = nn.Linear(hidden_size, config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, hidden_size, bias=False)
+        self.norm = RMSNorm(hidden_size, config.rms_eps)
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Normed input [B, n, h] -> rotated keys and values, each [B, kv_heads, n, head_dim]."""
+        return self._rotate(self._split(self.k(x)), positions), self._split(self.v(x))
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        past: tuple[Tensor, Tensor] | None = None,
+        keep: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Run the layer over new rows that follow `past`.
+
+        Args:
+            hidden: [B, n, h] hidden states of the target after its final norm.
+            positions: [B, n] or [n] absolute positions.
+            past: keys and values of earlier rows, each [B, kv_heads, m, head_dim].
+            keep: bool [B, 1, n, m + n]; None means causal.
+
+        Returns:
+            The layer's output [B, n, h], and the keys and values of the new rows.
+        """
+        x = self.input_norm(hidden)
+        new = self.keys_values(x, positions)
+        keys, values = new if past is None else (
+            torch.cat([past[0], new[0]], dim=2),
+            torch.cat([past[1], new[1]], dim=2),
+        )
+        if keep is None:
+            n, m = hidden.shape[1], keys.shape[2]
+            keep = torch.ones(n, m, dtype=torch.bool, device=hidden.device).tril(m - n)
+        queries = self._rotate(self._split(self.q(x)), positions)
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=keep, enable_gqa=True
+        )
+        hidden = hidden + self.o(mixed.transpose(1, 2).flatten(2))
+        x = self.post_norm(hidden)
+        hidden = hidden + self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.norm(hidden), new
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary position embedding (Su et al. 2021) on [B, heads, n, head_dim], half-split form."""
+        dim = self.config.head_dim
+        exponents = torch.arange(0, dim, 2, device=x.device, dtype=torch.float32) / dim
+        angles = positions[..., None].float() * self.config.rope_theta**-exponents
+        angles = torch.cat([angles, angles], dim=-1)
+        if angles.dim() == 3:
+            angles = angles[:, None]
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        half = torch.cat([-x[..., dim // 2 :], x[..., : dim // 2]], dim=-1)
+        return x * cos + half * sin
+
+
+class HeadState:
+    """What drafting is conditioned on: vectors of the newest committed rows, and prefix keys."""
+
+    def __init__(self) -> None:
+        self.vectors = torch.empty(0)
+        self.past: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def vector(self) -> Tensor:
+        """[h], that of the last committed token."""
+        return self.vectors[-1]
+
+
+class Heads(nn.Module):
+    """A full set of heads bound to a target's embeddings and output projection.
+
+    Args:
+        config: the architecture.
+        embedding: [V, h] the target's token embeddings as its first layer sees them.
+        lm_head: [V, h] the target's output projection (used where projections are shared).
+        draft_ids: [Vd] target ids of the draft vocabulary, or None for all.
+    """
+
+    draft_ids: Tensor | None
+
+    def __init__(
+        self,
+        config: HeadsConfig,
+        embedding: Tensor,
+        lm_head: Tensor,
+        draft_ids: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.kind, self.n_heads = config.kind, config.n_heads
+        self.heads = nn.ModuleList(Head(config, depth) for depth in range(1, self.n_heads + 1))
+        prefix = config.prefix
+        self.prefix = PrefixLayer(config.hidden_size, prefix) if prefix else None
+        self.register_buffer("draft_ids", draft_ids)
+        # The target's weights are read, never trained: without detach they would join the graph.
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        shared = None
+        if not config.own_projection:
+            rows = lm_head.detach()
+            shared = rows if draft_ids is None else rows[draft_ids.to(rows.device)]
+        self.register_buffer("shared_projection", shared, persistent=False)
+
+    @property
+    def n_ranks(self) -> int:
+        """Child ranks a tree may use: what can be drafted, at most `RANK_CAP`."""
+        return min(RANK_CAP, self.config.draft_vocab_size or self.config.vocab_size)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids of any shape -> scaled embeddings [..., h]."""
+        return F.embedding(ids, self.embedding) * self.config.embed_scale
+
+    def project(self, head: Head, x: Tensor) -> Tensor:
+        """[..., h] -> draft logits [..., Vd], float32."""
+        if head.projection is not None:
+            return head.projection(x).float()
+        return F.linear(x, self.shared_projection).float()
+
+    def observe(self, state: HeadState, hidden: Tensor, positions: Tensor) -> None:
+        """Take in newly committed rows.
+
+        Args:
+            hidden: [n, h] the target's hidden states of the rows, after its final norm.
+            positions: [n] their absolute positions.
+        """
+        if self.prefix is None:
+            state.vectors = hidden
+            return
+        out, new = self.prefix(hidden[None], positions, state.past)
+        past = state.past
+        state.past = new if past is None else (
+            torch.cat([past[0], new[0]], dim=2),
+            torch.cat([past[1], new[1]], dim=2),
+        )
+        state.vectors = out[0]
+
+    def level_logits(self, depth: int, vectors: Tensor, path_ids: Tensor) -> Tensor:
+        """Draft logits for the children of R paths.
+
+        Args:
+            depth: the depth of the children, 1-based.
+            vectors: [h] or [R, h], what drafting is conditioned on.
+            path_ids: [R, depth] token ids from the root to the parent.
+
+        Returns:
+            [R, Vd] float32.
+        """
+        head = self.heads[depth - 1]
+        if self.kind == "hydra":
+            return self.project(head, head(vectors, self.embed(path_ids).flatten(1)))
+        return self.project(head, head(vectors, None)).expand(len(path_ids), -1)
+
+    def draft_level(self, depth: int, vector: Tensor, path_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The best children of R paths from one position: `top` of `level_logits`.
+
+        Medusa's choices are the same on every path, so they are computed once.
+        """
+        if self.kind == "hydra":
+            return self.top(self.level_logits(depth, vector, path_ids))
+        ids, probs = self.top(self.level_logits(depth, vector[None], path_ids[:1]))
+        return ids.expand(len(path_ids), -1), probs.expand(len(path_ids), -1)
+
+    def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The best `RANK_CAP` children: target ids and probabilities, each [R, k].
+
+        Every caller uses the same k, so that a rank means the same in a trace and in decoding.
+        """
+        values, index = logits.topk(self.n_ranks, dim=-1)
+        probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
+        return (index if self.draft_ids is None else self.draft_ids[index]), probs

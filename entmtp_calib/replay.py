@@ -1,0 +1,462 @@
+"""A recorded trace, and the exact steps that any tree or policy takes on it.
+
+Decoding is lossless, so the text does not depend on the tree. A row of a trace is a position of
+that text as a possible step start: its root is the row's token, and its ranks say which choice of
+each head the true next tokens are. A tree accepts the longest prefix of those ranks that it
+contains, so one trace gives the exact steps of every tree and every policy without a model.
+The last row of a prompt is a terminal step: it emits its root and needs no target pass, for every
+method alike, so plain decoding emits exactly 1.00 tokens a step. Functions return counts and
+milliseconds, which add up; ratios are formed last. This module knows no models and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from entmtp_calib import records, signals
+from entmtp_calib.errors import DataError
+from entmtp_calib.signals import SignalSpec
+from entmtp_calib.tree import Tree
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+NOT_CHOSEN = -1  # the policy was not asked at this row
+
+_COLUMNS = {
+    "prompt": np.int32,
+    "position": np.int32,
+    "token": np.int32,
+    "ranks": np.int16,
+    "chain_probs": np.float32,
+    "base_top1": np.float32,
+    "entropy": np.float32,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """N generated positions of P prompts, D heads deep; a prompt's rows stand together, in order.
+
+    Attributes:
+        prompt: int32 [N], the prompt's number.
+        position: int32 [N], 0-based in the prompt's generated text.
+        token: int32 [N], the generated token: the root of a step that starts here.
+        ranks: int16 [N, D], the rank of the token d + 1 further on under head d + 1, given the
+            true tokens before it; -1 beyond the rank cap and past the end of the text.
+        chain_probs: float32 [N, D], the greedy chain's probabilities, each given those before it.
+        base_top1: float32 [N], the target's top-1 probability where it chose `token`.
+        entropy: float32 [N], the entropy there, in nats.
+    """
+
+    prompt: NDArray[np.int32]
+    position: NDArray[np.int32]
+    token: NDArray[np.int32]
+    ranks: NDArray[np.int16]
+    chain_probs: NDArray[np.float32]
+    base_top1: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        for name, kind in _COLUMNS.items():
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=kind))
+        problems = _problems(self)
+        if problems:
+            raise DataError(
+                f"the trace has {'; '.join(problems)}",
+                "whole prompts, row after row",
+                "record the trace again with `entmtp rollout`",
+            )
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def max_depth(self) -> int:
+        """How many heads the trace recorded (D)."""
+        return int(self.ranks.shape[1])
+
+    @property
+    def n_prompts(self) -> int:
+        """P."""
+        return len(self.starts)
+
+    @cached_property
+    def starts(self) -> Ints:
+        """[P], the first row of each prompt."""
+        return np.flatnonzero(np.diff(self.prompt, prepend=self.prompt[0] - 1))
+
+    @cached_property
+    def ends(self) -> Ints:
+        """[P], one past the last row of each prompt."""
+        return np.append(self.starts[1:], len(self))
+
+    @property
+    def lengths(self) -> Ints:
+        """[P], the tokens of each prompt."""
+        return self.ends - self.starts
+
+    @cached_property
+    def terminal(self) -> Bools:
+        """[N], the last row of each prompt: a step there needs no target pass."""
+        last = np.zeros(len(self), dtype=np.bool_)
+        last[self.ends - 1] = True
+        return last
+
+    @cached_property
+    def remaining(self) -> Ints:
+        """[N], tokens from each row to its text's end, itself included."""
+        return np.repeat(self.ends, self.lengths) - np.arange(len(self))
+
+    def rows_of(self, prompts: Sequence[int]) -> Ints:
+        """Rows of the given prompts (0 is the trace's first), in the order given."""
+        return np.concatenate([np.arange(self.starts[p], self.ends[p]) for p in prompts])
+
+    def select(self, prompts: Sequence[int]) -> Trace:
+        """The trace of some prompts (0 is the trace's first), which keep their numbers."""
+        rows = self.rows_of(prompts)
+        return Trace(**{name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def to_table(self, split: str) -> pa.Table:
+        """The rows as an Arrow table of `records.TRACE_SCHEMA`."""
+        import pyarrow as pa
+
+        columns = {"split": pa.array([split] * len(self), pa.string())}
+        for name in _COLUMNS:
+            values = getattr(self, name)
+            flat = pa.array(values.ravel())
+            if values.ndim == 2:
+                offsets = np.arange(len(self) + 1, dtype=np.int32) * values.shape[1]
+                flat = pa.ListArray.from_arrays(pa.array(offsets), flat)
+            columns[name] = flat
+        return pa.table(columns).select(records.TRACE_SCHEMA.names).cast(records.TRACE_SCHEMA)
+
+    @classmethod
+    def from_table(cls, table: pa.Table, split: str) -> Trace:
+        """One split's rows of an Arrow table."""
+        import pyarrow.compute as pc
+
+        rows = table.filter(pc.equal(table["split"], split))
+        if not rows.num_rows:
+            raise DataError(
+                f"the trace has no row of split {split!r}", action="record it with `entmtp rollout`"
+            )
+        columns = {}
+        for name in _COLUMNS:
+            column = rows[name].combine_chunks()
+            is_nested = name in ("ranks", "chain_probs")
+            values = (column.flatten() if is_nested else column).to_numpy(zero_copy_only=False)
+            columns[name] = values.reshape(rows.num_rows, -1) if is_nested else values
+        return cls(**columns)
+
+
+def _problems(trace: Trace) -> list[str]:
+    """What makes a trace unusable; counts on it would be wrong without notice."""
+    n_rows = len(trace.prompt)
+    if not n_rows:
+        return ["no rows"]
+    shapes = {name: getattr(trace, name).shape for name in _COLUMNS}
+    width = trace.ranks.shape[-1]
+    expected: dict[str, tuple[int, ...]] = dict.fromkeys(_COLUMNS, (n_rows,))
+    expected |= dict.fromkeys(("ranks", "chain_probs"), (n_rows, width))
+    if shapes != expected:
+        return [f"columns of shapes {shapes}"]
+    problems = []
+    if len(np.unique(trace.prompt)) != trace.n_prompts:
+        problems.append("prompts whose rows do not stand together")
+    elif (trace.position != np.arange(n_rows) - np.repeat(trace.starts, trace.lengths)).any():
+        problems.append("positions that do not count up from 0")
+    past_end = np.arange(1, width + 1) >= trace.remaining[:, None]
+    if (trace.ranks < -1).any() or (trace.ranks[past_end] != -1).any():
+        problems.append("ranks below -1 or past the end of a text")
+    return problems
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What some steps did, in numbers that add up across prompts.
+
+    Attributes:
+        steps: steps taken, the terminal ones included.
+        emitted_tokens: roots and accepted drafts.
+        accepted_draft_tokens: accepted drafts alone.
+        passes: target passes, one per step that is not terminal.
+    """
+
+    steps: int
+    emitted_tokens: int
+    accepted_draft_tokens: int
+    passes: int
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(
+            self.steps + other.steps,
+            self.emitted_tokens + other.emitted_tokens,
+            self.accepted_draft_tokens + other.accepted_draft_tokens,
+            self.passes + other.passes,
+        )
+
+    @property
+    def mean_emitted(self) -> float:
+        """Mean acceptance length: emitted tokens per step, 1.00 for plain decoding."""
+        return self.emitted_tokens / self.steps
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted draft tokens per step, 0.00 for plain decoding."""
+        return self.accepted_draft_tokens / self.steps
+
+
+class Chooser(Protocol):
+    """What replay needs of a policy: the state is whatever `choose` wants back next time."""
+
+    @property
+    def signal(self) -> SignalSpec | None: ...
+    @property
+    def indices(self) -> tuple[int, ...]: ...
+    def start(self) -> int: ...
+    def choose(self, state: int, value: float) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyWalk:
+    """The steps of a policy on a trace.
+
+    Attributes:
+        visited: bool [N], rows where a step starts.
+        chosen: int64 [N], the tree of the step; -1 where no tree was chosen (terminal, unvisited).
+        accepted: int64 [N], accepted draft tokens of the step; 0 where no tree was chosen.
+        values: float64 [N], the signal that the policy saw; NaN where it was not asked.
+    """
+
+    visited: Bools
+    chosen: Ints
+    accepted: Ints
+    values: Floats
+
+    def switches(self, trace: Trace) -> int:
+        """Steps that used another tree than the step before them in the same text."""
+        asked = np.flatnonzero(self.chosen != NOT_CHOSEN)
+        same_text = trace.prompt[asked][1:] == trace.prompt[asked][:-1]
+        return int((same_text & (np.diff(self.chosen[asked]) != 0)).sum())
+
+    def steps_per_tree(self, n_trees: int) -> Ints:
+        """[K], the steps each tree was chosen for."""
+        return np.bincount(self.chosen[self.chosen != NOT_CHOSEN], minlength=n_trees)
+
+
+def accepted(tree: Tree, ranks: NDArray[np.integer]) -> Ints:
+    """Accepted draft tokens of a tree at each position.
+
+    Args:
+        tree: any tree, also one deeper than the heads.
+        ranks: [N, D], as in a trace.
+
+    Returns:
+        int64 [N], the length of the longest prefix of the ranks that is a path of the tree.
+    """
+    children = _child_table(tree)
+    no_child = children.shape[1] - 1
+    row = np.zeros(len(ranks), dtype=np.int64)
+    length = np.zeros(len(ranks), dtype=np.int64)
+    for level in range(min(tree.depth, ranks.shape[1])):
+        row = children[row, np.minimum(ranks[:, level], no_child)]
+        length += row >= 0
+    return length
+
+
+def _child_table(tree: Tree) -> Ints:
+    """[n_nodes + 2, max_rank + 2]: the child row under each rank, -1 for none.
+
+    The last column stands for larger ranks and, as index -1, for missing ones; the last row, as
+    index -1, for no node.
+    """
+    table = np.full((tree.n_nodes + 2, tree.max_rank + 2), -1, dtype=np.int64)
+    for row, (path, parent) in enumerate(zip(tree.paths, tree.parents[1:], strict=True), start=1):
+        table[parent, path[-1]] = row
+    return table
+
+
+def walk(trace: Trace, accepted: Ints) -> Bools:
+    """The steps of one tree: from each text's first row, t to t + accepted[t] + 1.
+
+    Args:
+        accepted: int64 [N], the tree's accepted draft tokens at each row.
+
+    Returns:
+        bool [N], rows where a step starts.
+    """
+    following = (np.arange(len(trace)) + np.minimum(accepted + 1, trace.remaining)).tolist()
+    steps = []
+    row, n_rows = 0, len(trace)
+    while row < n_rows:  # the end of a text is the first row of the next one
+        steps.append(row)
+        row = following[row]
+    visited = np.zeros(n_rows, dtype=np.bool_)
+    visited[steps] = True
+    return visited
+
+
+def signal_values(trace: Trace, spec: SignalSpec) -> Floats:
+    """[N], the signal at each position; not for the acceptance average, which has a history."""
+    return signals.signal_values(spec, trace.base_top1, trace.entropy, trace.chain_probs)
+
+
+def walk_policy(
+    trace: Trace, accepted: Ints, policy: Chooser, speculates: Bools | None = None
+) -> PolicyWalk:
+    """The steps of a policy: its own `choose`, its own state for each text.
+
+    Args:
+        accepted: int64 [K, N], accepted draft tokens of each tree at each row.
+        speculates: bool [K], which trees have nodes; for the acceptance average only.
+    """
+    spec = policy.signal
+    counts = {index: accepted[index].tolist() for index in policy.indices}
+    if spec is not None and spec.is_average:
+        if speculates is None:
+            raise ValueError("the acceptance average needs to know which trees speculate")
+        return _policy_walk(
+            trace, accepted, *_steps_by_average(trace, counts, policy, speculates.tolist())
+        )
+    values = np.full(len(trace), np.nan) if spec is None else signal_values(trace, spec)
+    rows, chosen = _steps_by_signal(trace, counts, policy, values.tolist())
+    return _policy_walk(trace, accepted, rows, chosen, values[np.array(rows, dtype=np.int64)])
+
+
+def _steps_by_signal(
+    trace: Trace, counts: dict[int, list[int]], policy: Chooser, values: list[float]
+) -> tuple[list[int], list[int]]:
+    """Rows of the steps that are not terminal, and each one's tree."""
+    rows: list[int] = []
+    chosen: list[int] = []
+    choose = policy.choose
+    for row, last in zip(trace.starts.tolist(), (trace.ends - 1).tolist(), strict=True):
+        state = policy.start()
+        while row < last:
+            index, state = choose(state, values[row])
+            rows.append(row)
+            chosen.append(index)
+            row += counts[index][row] + 1
+    return rows, chosen
+
+
+def _steps_by_average(
+    trace: Trace, counts: dict[int, list[int]], policy: Chooser, speculates: list[bool]
+) -> tuple[list[int], list[int], list[float]]:
+    """The same where the signal is the policy's own past, with the values it saw."""
+    rows: list[int] = []
+    chosen: list[int] = []
+    values: list[float] = []
+    for row, last in zip(trace.starts.tolist(), (trace.ends - 1).tolist(), strict=True):
+        state, average = policy.start(), signals.AVERAGE_START
+        while row < last:
+            index, state = policy.choose(state, average)
+            rows.append(row)
+            chosen.append(index)
+            values.append(average)
+            average = signals.next_average(average, counts[index][row], speculates[index])
+            row += counts[index][row] + 1
+    return rows, chosen, values
+
+
+def _policy_walk(
+    trace: Trace, accepted: Ints, rows: list[int], chosen: list[int], values: ArrayLike
+) -> PolicyWalk:
+    """Spread the steps over all N rows and add the terminal ones, which end what is left over."""
+    n_rows = len(trace)
+    walked = PolicyWalk(
+        visited=np.zeros(n_rows, dtype=np.bool_),
+        chosen=np.full(n_rows, NOT_CHOSEN, dtype=np.int64),
+        accepted=np.zeros(n_rows, dtype=np.int64),
+        values=np.full(n_rows, np.nan),
+    )
+    at = np.array(rows, dtype=np.int64)
+    walked.visited[at] = True
+    walked.chosen[at] = chosen
+    walked.accepted[at] = accepted[walked.chosen[at], at]
+    walked.values[at] = values
+    emitted = np.add.reduceat(walked.visited + walked.accepted, trace.starts)
+    walked.visited[trace.ends - 1] |= emitted < trace.lengths
+    return walked
+
+
+def counts_by_prompt(trace: Trace, accepted: Ints, visited: Bools) -> list[StepCounts]:
+    """[P], the counts of each text's steps.
+
+    Args:
+        accepted: int64 [N], accepted draft tokens of the step that starts at each row.
+        visited: bool [N], rows where a step starts.
+    """
+    steps = np.add.reduceat(visited.astype(np.int64), trace.starts)
+    drafts = np.add.reduceat(np.where(visited, accepted, 0), trace.starts)
+    passes = np.add.reduceat((visited & ~trace.terminal).astype(np.int64), trace.starts)
+    return [
+        StepCounts(step, step + draft, draft, target_pass)
+        for step, draft, target_pass in zip(
+            steps.tolist(), drafts.tolist(), passes.tolist(), strict=True
+        )
+    ]
+
+
+def step_counts(trace: Trace, accepted: Ints, visited: Bools) -> StepCounts:
+    """The counts of all steps."""
+    return sum(counts_by_prompt(trace, accepted, visited), StepCounts(0, 0, 0, 0))
+
+
+def reached(accepted: Ints, visited: Bools, depth: int) -> Ints:
+    """[depth + 1], how many steps accepted at least 0, 1, ..., `depth` draft tokens."""
+    exactly = np.bincount(accepted[visited], minlength=depth + 1)
+    return np.cumsum(exactly[::-1])[::-1][: depth + 1]
+
+
+def prompt_ms(trace: Trace, chosen: Ints, step_ms: Floats) -> Floats:
+    """[P], the time of each text's steps; terminal steps cost nothing.
+
+    Args:
+        chosen: int64 [N], the tree of each step, -1 where there is none.
+        step_ms: float64 [K], cost of a step with each tree.
+    """
+    costs = np.append(step_ms, 0.0)  # index -1: no step
+    return np.add.reduceat(costs[chosen], trace.starts)
+
+
+def oracle_ms(trace: Trace, accepted: Ints, step_ms: Floats) -> Floats:
+    """[P], the least time in which any scheduler could emit each text, by dynamic programming.
+
+    Args:
+        accepted: int64 [K, N], accepted draft tokens of each tree at each row.
+        step_ms: float64 [K], cost of a step with each tree.
+    """
+    n_rows = len(trace)
+    cheapest = _cheapest(accepted, step_ms)
+    cheapest[trace.terminal] = np.inf
+    cheapest[trace.terminal, 0] = 0.0
+    rest = [0.0] * (n_rows + cheapest.shape[1])  # ms from each row to the end of the trace
+    for row, costs in zip(range(n_rows - 1, -1, -1), reversed(cheapest.tolist()), strict=True):
+        rest[row] = min(
+            cost + after
+            for cost, after in zip(costs, rest[row + 1 : row + 1 + len(costs)], strict=True)
+        )
+    from_start = np.array(rest)[np.append(trace.starts, n_rows)]
+    return np.asarray(from_start[:-1] - from_start[1:])
+
+
+def _cheapest(accepted: Ints, step_ms: Floats) -> Floats:
+    """[N, D + 1], cost of the cheapest tree that accepts exactly d at each row; inf for none."""
+    n_rows = accepted.shape[1]
+    cheapest = np.full((n_rows, int(accepted.max(initial=0)) + 1), np.inf)
+    for counts, cost in zip(accepted, step_ms, strict=True):
+        at = np.arange(n_rows), counts
+        cheapest[at] = np.minimum(cheapest[at], cost)
+    return cheapest

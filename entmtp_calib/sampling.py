@@ -1,0 +1,79 @@
+"""The target's choice: argmax, or a draw whose noise depends only on (seed, absolute position).
+
+A draw is `argmax(log p + g)` with Gumbel noise g (Gumbel 1954; Maddison et al. 2014), which is
+exactly a sample from p. Since g is a function of the seed and the position alone, and never of the
+tree, the rows or the device, every tree and every policy commits the text that plain decoding with
+the same seed commits. This module knows no trees and no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entmtp_calib.config import SamplingConfig
+from entmtp_calib.errors import ModelError
+
+
+def choose(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> Tensor:
+    """The token the target chooses at each row.
+
+    Args:
+        logits: [n, V] float; raises `ModelError` where a row holds NaN or +inf, or nothing finite.
+        positions: n absolute positions of the chosen tokens; equal positions share their noise.
+        sampling: temperature, top-k, top-p and seed.
+
+    Returns:
+        int64 [n] on the logits' device; ties go to the smaller id.
+    """
+    best, index = logits.max(dim=-1)
+    if not torch.isfinite(best).all():
+        row = int((~torch.isfinite(best)).nonzero()[0, 0])
+        raise ModelError(
+            f"the target's logits at position {positions[row]} are not finite",
+            "finite numbers",
+            "load the model with --dtype float32, and check its weights",
+        )
+    if sampling.temperature == 0:
+        return index
+    scores = log_probabilities(logits, sampling)
+    noise = {position: gumbel(sampling.seed, position, logits.shape[-1]) for position in positions}
+    gumbels = torch.stack([noise[position] for position in positions]).to(scores.device)
+    return (scores + gumbels).argmax(dim=-1)
+
+
+def log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Log-probabilities [n, V] in float64 after temperature, top-k and top-p; -inf where cut.
+
+    At temperature 0 all the mass is on the argmax.
+    """
+    if sampling.temperature == 0:
+        best = torch.zeros_like(logits, dtype=torch.bool)
+        best.scatter_(-1, logits.argmax(-1, keepdim=True), True)
+        return torch.zeros_like(logits, dtype=torch.float64).masked_fill(~best, -torch.inf)
+    # The largest score becomes 0 before the division, so no temperature overflows.
+    wide = logits.double()
+    scores = (wide - wide.amax(-1, keepdim=True)) / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        kept = scores.topk(sampling.top_k, dim=-1)
+        scores = torch.full_like(scores, -torch.inf).scatter(-1, kept.indices, kept.values)
+    log_probs = scores.log_softmax(-1)
+    if sampling.top_p < 1:
+        ordered = log_probs.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.values.exp()
+        # A token stays while the mass before it is below top_p; the first always stays.
+        cut_ordered = probs.cumsum(-1) - probs >= sampling.top_p
+        cut_ordered[..., 0] = False
+        cut = torch.zeros_like(cut_ordered).scatter(-1, ordered.indices, cut_ordered)
+        log_probs = log_probs.masked_fill(cut, -torch.inf).log_softmax(-1)
+    return log_probs
+
+
+def gumbel(seed: int, position: int, size: int) -> Tensor:
+    """Standard Gumbel noise [size], float64, from a counter-based generator (Philox)."""
+    uniform = np.random.Generator(np.random.Philox(key=[seed, position])).random(size)
+    # random() may return 0, whose logarithm is -inf.
+    return torch.from_numpy(-np.log(-np.log(np.maximum(uniform, 1e-300))))

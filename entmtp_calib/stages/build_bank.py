@@ -1,0 +1,250 @@
+"""The main job: rollout, grow, recalibrate, time, select; then the policies and the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from entmtp_calib import records
+from entmtp_calib.bank import FILE_NAME, Bank, BankEntry
+from entmtp_calib.config import BuildConfig
+from entmtp_calib.errors import UsageError
+from entmtp_calib.frontier import strict_pareto
+from entmtp_calib.policy import Static
+from entmtp_calib.progress import Progress
+from entmtp_calib.provenance import hardware, provenance
+from entmtp_calib.replay import Trace
+from entmtp_calib.stages.grow import grow
+from entmtp_calib.stages.policies import Costs, fit_policies, report
+from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees, recalibrate
+from entmtp_calib.stages.rollout import TRACE, rollout
+from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
+from entmtp_calib.stages.time import TIMING, step_costs, time_trees
+from entmtp_calib.timing import Interval, is_tie, mean_interval, paired_bootstrap
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
+
+STAGES = ("rollout", "grow", "recalibrate", "time", "select")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command shows at its end."""
+
+    folder: Path
+    data: str
+    reached: str
+    """The last stage that is done."""
+    bank: Bank | None = None
+    timed: Sequence[dict[str, Any]] = ()
+    """A record per tree that ran end to end, see `timed_trees`."""
+    policies: Sequence[dict[str, Any]] = ()
+    """The rows of `policies.parquet`."""
+
+
+def build_bank(
+    config: BuildConfig,
+    inputs: Inputs,
+    out: Path | None = None,
+    until: str = "select",
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run the stages up to `until`, reusing those whose inputs have not changed."""
+    run = open_run(config, inputs, out, command, progress)
+    with run.folder:
+        return _run_stages(run, until, None)
+
+
+def resume(
+    path: Path,
+    until: str,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Outcome:
+    """Continue an existing run folder up to a stage."""
+    run = reopen_run(path, command, progress)
+    with run.folder:
+        return _run_stages(run, until, None)
+
+
+def recalibrate_bank(
+    path: Path,
+    changes: dict[str, Any],
+    out: Path | None = None,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Outcome:
+    """Measure a bank's trees again, on new heads, data or hardware, in a run folder of its own.
+
+    Args:
+        path: the bank's run folder or file; it is not changed.
+        changes: fields of `Inputs` or `BuildConfig` to replace; None keeps the bank's.
+    """
+    folder = path.parent if path.is_file() else path
+    bank = Bank.load(path)
+    config, inputs = read_settings(folder)
+    settings, sources = config.to_dict(), vars(inputs).copy()
+    for name, value in changes.items():
+        if value is not None:
+            known = settings if name in settings else sources
+            known[name] = value
+    run = open_run(
+        BuildConfig.from_dict(settings), Inputs(**sources), out or _beside(folder), command, progress
+    )
+    with run.folder:
+        return _run_stages(run, "select", [tree for tree in bank.trees if tree.n_nodes])
+
+
+def _beside(folder: Path) -> Path:
+    """A new folder next to the bank's: NAME-recalibrated, -2, -3, ... (an unfinished one resumes)."""
+    number = 1
+    while True:
+        suffix = "-recalibrated" if number == 1 else f"-recalibrated-{number}"
+        place = folder.resolve().with_name(folder.resolve().name + suffix)
+        if not (place / "manifest.json").exists():
+            return place
+        number += 1
+
+
+def _run_stages(run: Run, until: str, trees: Sequence[Tree] | None) -> Outcome:
+    if until not in STAGES:
+        raise UsageError(f"stage {until}", f"one of {', '.join(STAGES)}")
+    data = run.data_facts["description"]
+    rollout(run)
+    if until == "rollout":
+        return Outcome(run.folder.path, data, until)
+    if trees is None:
+        grow(run)
+    if until == "grow":
+        return Outcome(run.folder.path, data, until)
+    recalibrate(run, trees)
+    if until == "recalibrate":
+        return Outcome(run.folder.path, data, until)
+    time_trees(run)
+    timing = run.folder.read_table(TIMING, records.TIMING_SCHEMA)
+    timed = timed_trees(run, timing)
+    if until == "time":
+        return Outcome(run.folder.path, data, until, timed=timed)
+    bank, costs = select(run, timing, timed)
+    policies = report(run, bank, costs)
+    run.folder.finish(_provenance(run))
+    return Outcome(run.folder.path, data, until, bank, timed, policies)
+
+
+def timed_trees(run: Run, timing: pa.Table) -> list[dict[str, Any]]:
+    """A record per tree that ran end to end, smallest first: the tree and its measured figures."""
+    candidates = run.folder.read_table(CANDIDATES, records.CANDIDATES_SCHEMA)
+    rows = {row["tree"]: row for row in candidates.to_pylist()}
+    costs = step_costs(timing)
+    totals = _totals(timing)
+    records_ = []
+    for tree in live_trees(candidates):
+        if tree.id not in totals:
+            continue
+        row, (tokens, seconds) = rows[tree.id], totals[tree.id]
+        records_.append(
+            {
+                "tree": tree,
+                "mean_emitted_tokens": Interval(
+                    row["recalibrated_low"], row["recalibrated_emitted"], row["recalibrated_high"]
+                ),
+                "step_ms": costs[tree.id],
+                "tokens_per_second": mean_interval(tokens, seconds),
+                "speedup_over_plain": paired_bootstrap(tokens, seconds, *totals[EMPTY.id]),
+                "tokens": tokens,
+                "seconds": seconds,
+            }
+        )
+    return records_
+
+
+def select(run: Run, timing: pa.Table, timed: Sequence[dict[str, Any]]) -> tuple[Bank, Costs]:
+    """The strict Pareto set of (nodes, tokens/s), its best tree, and the fitted policies, saved."""
+    own = [record for record in timed if record["tree"] != HYDRA_DEFAULT]
+    kept = strict_pareto(
+        [record["tree"].n_nodes for record in own],
+        [record["tokens_per_second"].value for record in own],
+    )
+    entries = [own[index] for index in kept]
+    trees = [record["tree"] for record in entries]
+    costs = Costs.of(trees, step_costs(timing), run.heads.n_heads)
+    table = run.folder.read_table(TRACE, records.TRACE_SCHEMA)
+    fitted_on = pa.concat_tables([_of_split(table, name) for name in ("search", "select")])
+    fits, notes = fit_policies(_whole_trace(fitted_on), trees, costs)
+    best = _best(entries)
+    bank = Bank(
+        task=run.config.task,
+        model=run.model_facts,
+        heads=run.heads_facts,
+        entries=tuple(
+            BankEntry(
+                record["tree"],
+                record["mean_emitted_tokens"],
+                record["step_ms"],
+                record["tokens_per_second"],
+                record["speedup_over_plain"],
+            )
+            for record in entries
+        ),
+        policies={**{name: fit.policy for name, fit in fits.items()}, "static": Static(best)},
+        best=best,
+        hardware=hardware(str(run.target.device)),
+        splits={
+            "data": run.data_facts,
+            **{name: [prompt.id for prompt in prompts] for name, prompts in run.splits.items()},
+        },
+        seeds={"splits": run.config.seed, "sampling": run.config.seed},
+        notes=tuple(f"{name}: {note}" for name, note in notes.items() if name != "static"),
+    )
+    run.folder.write_bytes(FILE_NAME, bank.to_bytes())
+    return bank, costs
+
+
+def _best(entries: Sequence[dict[str, Any]]) -> int:
+    """The fastest entry, or the smallest one that cannot be told apart from it."""
+    fastest = entries[-1]
+    for index, entry in enumerate(entries[:-1]):
+        ratio = paired_bootstrap(
+            fastest["tokens"], fastest["seconds"], entry["tokens"], entry["seconds"]
+        )
+        if is_tie(ratio):
+            return index
+    return len(entries) - 1
+
+
+def _totals(timing: pa.Table) -> dict[str, tuple[list[float], list[float]]]:
+    """Per tree run end to end: tokens and seconds per prompt, its rounds added up."""
+    sums: dict[str, dict[int, list[float]]] = {}
+    for row in timing.to_pylist():
+        if row["kind"] == "end_to_end":
+            of_prompt = sums.setdefault(row["tree"], {}).setdefault(row["prompt"], [0.0, 0.0])
+            of_prompt[0] += row["tokens"]
+            of_prompt[1] += row["seconds"]
+    return {
+        name: ([p[n][0] for n in sorted(p)], [p[n][1] for n in sorted(p)])
+        for name, p in sums.items()
+    }
+
+
+def _of_split(table: pa.Table, split: str) -> pa.Table:
+    return table.filter(np.array(table.column("split").to_pylist()) == split)
+
+
+def _whole_trace(table: pa.Table) -> Trace:
+    """A trace of several splits together; prompt numbers are distinct across splits."""
+    one = table.set_column(0, table.schema.field(0), pa.array(["all"] * len(table)))
+    return Trace.from_table(one, "all")
+
+
+def _provenance(run: Run) -> dict[str, Any]:
+    return provenance(
+        run.command,
+        {"splits": run.config.seed, "sampling": run.config.seed},
+        {"model": run.model_facts, "heads": run.heads_facts, "data": run.data_facts},
+        str(run.target.device),
+    )

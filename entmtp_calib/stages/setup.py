@@ -1,0 +1,234 @@
+"""What every stage of a run works with: target, heads, prompts and the run folder.
+
+A run's folder has a name made of its settings and inputs, so the same command finds its own earlier
+work again and resumes it. This module knows the order of nothing: `build_bank` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from entmtp_calib.artifacts import RunFolder
+from entmtp_calib.config import BuildConfig
+from entmtp_calib.errors import ArtifactError, HeadsError, UsageError
+from entmtp_calib.heads.model import Heads
+from entmtp_calib.heads.native import heads_fingerprint, load_heads
+from entmtp_calib.progress import Progress, Silent
+from entmtp_calib.prompts import PromptSet, encode, keep_short, load_prompts, resolve_mode, split
+from entmtp_calib.provenance import sha256_json
+from entmtp_calib.targets.load import load_target
+from entmtp_calib.targets.model import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULT_HEADS = ROOT / "artifacts" / "heads" / "smollm2-135m-instruct-hydra"
+BANKS = Path("artifacts") / "banks"
+SPLITS = ("search", "select", "report")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads; None stands for the embedded default."""
+
+    model: str | None = None
+    heads: str | None = None
+    data: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    engine: str = "auto"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as the target gets it."""
+
+    id: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run; use its folder as a context manager so that the lock is given back."""
+
+    config: BuildConfig
+    inputs: Inputs
+    target: Target
+    heads: Heads
+    heads_facts: dict[str, Any]
+    data_facts: dict[str, Any]
+    splits: dict[str, tuple[Encoded, ...]]
+    folder: RunFolder
+    command: Sequence[str]
+    progress: Progress
+
+    @property
+    def max_depth(self) -> int:
+        """The depth trees may have: what was asked for, within what the heads draft."""
+        return min(self.config.max_depth or self.heads.n_heads, self.heads.n_heads)
+
+    @property
+    def n_ranks(self) -> int:
+        """The child ranks trees may use."""
+        return min(self.config.max_rank, self.heads.n_ranks)
+
+    @property
+    def model_facts(self) -> dict[str, Any]:
+        """See `model_facts`."""
+        return model_facts(self.target)
+
+    @property
+    def text_inputs(self) -> dict[str, Any]:
+        """All that the generated text and the heads' ranks depend on."""
+        config = self.config
+        return {
+            "model": self.target.fingerprint,
+            "dtype": str(self.target.dtype),
+            "heads": self.heads_facts["fingerprint"],
+            "prompts": {name: [p.ids for p in prompts] for name, prompts in self.splits.items()},
+            "max_new_tokens": config.max_new_tokens,
+            "sampling": config.sampling.to_dict(),
+        }
+
+
+def model_facts(target: Target) -> dict[str, Any]:
+    """What a bank remembers of its target."""
+    return {
+        "name": target.name,
+        "fingerprint": target.fingerprint,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "engine": target.engine,
+        "device": str(target.device),
+    }
+
+
+def open_heads(heads: str | None, target: Target) -> tuple[Heads, dict[str, Any]]:
+    """The heads of a folder, or the embedded default's, with what a bank remembers of them."""
+    folder = Path(heads) if heads else DEFAULT_HEADS
+    if not folder.is_dir():
+        raise HeadsError(
+            f"the heads folder {folder} is missing",
+            "a folder with heads.json and heads.safetensors",
+            "pass --heads FOLDER, or train heads with entmtp train-heads",
+        )
+    loaded = load_heads(folder, target)
+    facts = {
+        "name": folder.name,
+        "kind": loaded.kind,
+        "n_heads": loaded.n_heads,
+        "hidden_size": loaded.config.hidden_size,
+        "fingerprint": heads_fingerprint(folder),
+    }
+    return loaded, facts
+
+
+def open_run(
+    config: BuildConfig,
+    inputs: Inputs,
+    out: Path | None = None,
+    command: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Run:
+    """Load everything a run needs and lock its folder.
+
+    Cheap checks come first: prompts before the model, so that a wrong file costs no minute.
+    """
+    progress = progress or Silent()
+    prompts = load_prompts(config.task, Path(inputs.data) if inputs.data else None)
+    sizes = (config.search_prompts, config.select_prompts, config.report_prompts)
+    split(prompts.prompts, sizes, config.seed)
+    target = load_target(
+        inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
+    )
+    heads, heads_facts = open_heads(inputs.heads, target)
+    room = min(config.max_prompt_tokens, target.max_positions - config.max_new_tokens)
+    if room < 1:
+        raise UsageError(
+            f"--max-new-tokens {config.max_new_tokens}",
+            f"less than the {target.max_positions} positions of {target.name}",
+        )
+    kept = keep_short(prompts, target.tokenizer, room, config.prompt_mode)
+    splits = _encoded_splits(kept, sizes, config, target)
+    data_facts = _data_facts(kept, config, target)
+    folder = out or _default_folder(config, target, heads_facts, data_facts)
+    description = {
+        "settings": config.to_dict(),
+        "inputs": asdict(inputs),
+        "model": model_facts(target),
+        "heads": heads_facts,
+        "data": data_facts,
+    }
+    return Run(
+        config=config,
+        inputs=inputs,
+        target=target,
+        heads=heads,
+        heads_facts=heads_facts,
+        data_facts=data_facts,
+        splits=splits,
+        folder=RunFolder.create(folder, description),
+        command=command,
+        progress=progress,
+    )
+
+
+def reopen_run(
+    path: Path, command: Sequence[str] = (), progress: Progress | None = None, **changes: Any
+) -> Run:
+    """Open an existing folder under the settings it was made with.
+
+    Args:
+        path: the run folder.
+        changes: fields of `Inputs` to replace; None keeps what the folder has.
+    """
+    config, inputs = read_settings(path)
+    changed = {name: value for name, value in changes.items() if value is not None}
+    return open_run(config, replace(inputs, **changed), path, command, progress)
+
+
+def read_settings(path: Path) -> tuple[BuildConfig, Inputs]:
+    """The settings and inputs in a run folder's `run.json`."""
+    described = RunFolder.open(path).config
+    try:
+        return BuildConfig.from_dict(described["settings"]), Inputs(**described["inputs"])
+    except (KeyError, TypeError, UsageError) as error:
+        raise ArtifactError(
+            f"{path}/run.json holds settings of another version ({error})",
+            action="build the bank again in another folder",
+        ) from error
+
+
+def _encoded_splits(
+    kept: PromptSet, sizes: tuple[int, int, int], config: BuildConfig, target: Target
+) -> dict[str, tuple[Encoded, ...]]:
+    parts = split(kept.prompts, sizes, config.seed)
+    return {
+        name: tuple(
+            Encoded(p.id, tuple(encode(target.tokenizer, p.messages, config.prompt_mode)))
+            for p in getattr(parts, name)
+        )
+        for name in SPLITS
+    }
+
+
+def _data_facts(kept: PromptSet, config: BuildConfig, target: Target) -> dict[str, Any]:
+    return {
+        "source": kept.source,
+        "sha256": kept.sha256,
+        "description": kept.describe(),
+        "prompt_mode": resolve_mode(target.tokenizer, config.prompt_mode),
+    }
+
+
+def _default_folder(
+    config: BuildConfig, target: Target, heads: dict[str, Any], data: dict[str, Any]
+) -> Path:
+    """artifacts/banks/<model>/<task>/<hash of everything that was chosen>."""
+    chosen = [config.to_dict(), target.fingerprint, str(target.dtype), str(target.device)]
+    digest = sha256_json([*chosen, target.engine, heads["fingerprint"], data["sha256"]])
+    model = re.sub(r"[^\w.-]+", "--", target.name)
+    return BANKS / model / config.task / digest[:12]

@@ -1,0 +1,101 @@
+"""Keys and values of one sequence, preallocated, with rows that can be tried and taken back.
+
+A forward writes the keys and values of its rows behind the committed ones and commits nothing;
+`commit` then gathers the accepted rows to the front, so a rejected draft costs no copy and nothing
+is ever recomputed. It does not know which model writes, what a tree is, or why rows were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_ROW_MULTIPLE = 64
+
+
+class TreeCache:
+    """Committed rows `0 .. length`, then room for the rows of one step.
+
+    Storage is one tensor [layers, kv_heads, rows, head_dim] for keys and one for values, made at the
+    first write because only the model knows its shapes. Rows beyond `capacity` stay zero; they let
+    an engine read whole blocks.
+
+    Args:
+        n_layers: attention layers that write.
+        capacity: most rows, committed and tried together.
+    """
+
+    def __init__(self, n_layers: int, capacity: int) -> None:
+        if n_layers < 1 or capacity < 1:
+            raise ValueError(f"a cache of {n_layers} layers and {capacity} rows cannot hold anything")
+        self.n_layers = n_layers
+        self.capacity = capacity
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def room(self) -> int:
+        """Rows that can be tried now."""
+        return self.capacity - self.length
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store n tried rows behind the committed ones; views of everything up to them.
+
+        Args:
+            layer: index of the attention layer.
+            keys: [kv_heads, n, key_dim].
+            values: [kv_heads, n, value_dim].
+
+        Returns:
+            keys [kv_heads, length + n, key_dim] and values likewise, without a copy.
+        """
+        end = self.length + keys.shape[1]
+        all_keys, all_values = self.storage(layer, keys, values)
+        if end > self.capacity:
+            raise ValueError(f"{end} rows in a cache of {self.capacity}")
+        all_keys[:, self.length : end] = keys
+        all_values[:, self.length : end] = values
+        return all_keys[:, :end], all_values[:, :end]
+
+    def storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """This layer's tensors [kv_heads, rows, head_dim], shaped like the first rows written."""
+        if self._keys is None or self._values is None:
+            self._keys = self._empty(keys)
+            self._values = self._empty(values)
+        return self._keys[layer], self._values[layer]
+
+    def commit(self, rows: Sequence[int] | Tensor) -> None:
+        """Keep the given tried rows, in this order, and drop the others.
+
+        Args:
+            rows: row indices of the last forward, rising, for example [0, 2, 5].
+        """
+        kept = [int(row) for row in rows]
+        if any(later <= earlier for earlier, later in zip(kept, kept[1:], strict=False)):
+            raise ValueError(f"rows to commit must rise: {kept}")
+        if kept and not 0 <= kept[0] <= kept[-1] < self.capacity - self.length:
+            raise ValueError(f"rows {kept} lie outside a cache of {self.capacity} rows")
+        in_place = sum(row == index for index, row in enumerate(kept))
+        if in_place < len(kept):
+            self._gather(kept[in_place:], self.length + in_place)
+        self.length += len(kept)
+
+    def reset(self) -> None:
+        """Forget every row; keep the memory."""
+        self.length = 0
+
+    def _gather(self, rows: list[int], start: int) -> None:
+        if self._keys is None or self._values is None:
+            raise ValueError("nothing was written to this cache")
+        source = torch.tensor(rows, device=self._keys.device) + self.length
+        for store in (self._keys, self._values):
+            store[:, :, start : start + len(rows)] = store.index_select(2, source)
+
+    def _empty(self, like: Tensor) -> Tensor:
+        """Zeros [layers, kv_heads, rows, head_dim] of the dtype and device of `like`."""
+        heads, _, head_dim = like.shape
+        n_rows = -(-self.capacity // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        return like.new_zeros((self.n_layers, heads, n_rows, head_dim))

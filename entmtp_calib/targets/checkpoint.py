@@ -1,0 +1,158 @@
+"""Is what lies on disk a whole model? Looked at before anything is loaded.
+
+Each way a download or a copy goes wrong (a shard missing or cut, a Git LFS pointer, pickled weights
+only) ends in one line that names the file, instead of random weights or a library's traceback. It
+reads headers, never weights, and does not know how a model is built from them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from entmtp_calib.errors import ModelError
+
+_LFS_POINTER = b"version https://git-lfs"
+_MAX_HEADER_BYTES = 100_000_000
+_AGAIN = "download or copy the model again"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a model folder that cannot be loaded safely and completely."""
+    config = read_json(folder / "config.json")
+    if "model_type" not in config:
+        raise ModelError(
+            f"{folder / 'config.json'} names no model_type",
+            "the configuration of a transformers causal language model",
+            "pass the folder of the language model itself",
+        )
+    if "quantization_config" in config:
+        raise ModelError(
+            f"{folder} holds quantized weights",
+            "dense safetensors weights or a GGUF file",
+            "use the unquantized checkpoint",
+        )
+    for shard, tensors in _shards(folder).items():
+        present = check_safetensors(folder / shard)
+        missing = sorted(tensors - present)
+        if missing:
+            raise ModelError(
+                f"{folder / shard} lacks {len(missing)} tensors of the index, such as {missing[0]}",
+                action=_AGAIN,
+            )
+
+
+def stray_single_file(folder: Path) -> bool:
+    """Whether a model.safetensors lies beside an index of shards that does not mention it."""
+    single = "model.safetensors"
+    return (folder / single).exists() and bool(_index(folder)) and single not in _shards(folder)
+
+
+def check_safetensors(path: Path) -> set[str]:
+    """Names of the tensors in a file whose size is what its header promises."""
+    size = _size(path)
+    with path.open("rb") as file:
+        head = file.read(64)
+        if head.startswith(_LFS_POINTER):
+            raise ModelError(
+                f"{path} is a Git LFS pointer, not weights", action="run `git lfs pull` in its folder"
+            )
+        if size < 8:
+            raise ModelError(f"{path} is empty or cut off ({size} bytes)", action=_AGAIN)
+        n_header = struct.unpack("<Q", head[:8])[0]
+        if n_header > min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelError(
+                f"{path} is cut off or not safetensors: {size} bytes, header of {n_header} bytes",
+                action=_AGAIN,
+            )
+        file.seek(8)
+        header = _parse(file.read(n_header), path)
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    try:
+        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise ModelError(f"{path} has a damaged safetensors header", action=_AGAIN) from None
+    if 8 + n_header + end != size:
+        raise ModelError(
+            f"{path} has {size} bytes", f"{8 + n_header + end} bytes by its header", _AGAIN
+        )
+    return set(tensors)
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse what is visibly no whole GGUF file; its tables are read when it is loaded."""
+    size = _size(path)
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(_LFS_POINTER):
+        raise ModelError(
+            f"{path} is a Git LFS pointer, not weights", action="run `git lfs pull` in its folder"
+        )
+    if head[:4] != b"GGUF" or size < 64:
+        raise ModelError(f"{path} is not a GGUF file ({size} bytes)", action=_AGAIN)
+    if "-of-" in path.stem:
+        raise ModelError(
+            f"{path} is one part of a split GGUF",
+            "one file",
+            "merge the parts with `llama-gguf-split --merge`",
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model folder."""
+    _size(path)
+    return _parse(path.read_bytes(), path)
+
+
+def _size(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        with path.open("rb"):
+            return size
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or error}", action=_AGAIN) from None
+
+
+def _parse(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON ({error})", action=_AGAIN) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}", "an object", _AGAIN)
+    return value
+
+
+def _index(folder: Path) -> Path | None:
+    path = folder / "model.safetensors.index.json"
+    return path if path.exists() else None
+
+
+def _shards(folder: Path) -> dict[str, set[str]]:
+    """Shard file name -> tensors the index expects in it; the index wins over a single file."""
+    index = _index(folder)
+    if index is not None:
+        shards: dict[str, set[str]] = {}
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{index} has no weight_map", action=_AGAIN)
+        for tensor, shard in weight_map.items():
+            shards.setdefault(str(shard), set()).add(tensor)
+        return shards
+    if (folder / "model.safetensors").exists():
+        return {"model.safetensors": set()}
+    pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+    if pickled:
+        raise ModelError(
+            f"{folder} has only pickled weights ({pickled[0].name}), which could run code",
+            "model.safetensors",
+            "convert once, if you trust it: python -c \"from transformers import"
+            f" AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('NEW')\""
+            " and copy its tokenizer files to NEW",
+        )
+    gguf = sorted(folder.glob("*.gguf"))
+    if gguf:
+        raise ModelError(f"{folder} has no safetensors weights", action=f"pass {gguf[0]} itself")
+    raise ModelError(f"{folder} has no model.safetensors and no index of shards", action=_AGAIN)

@@ -1,0 +1,176 @@
+"""The target: the language model whose output counts, as the rest of the toolkit sees it.
+
+One forward over the rows of a step (a prompt, one token, or a tree), logits only where asked for,
+embeddings for the heads, and the facts by which heads and banks recognise their model. It does not
+know how the forward is computed (an engine does), what a tree is, or how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from entmtp_calib.errors import ModelError
+from entmtp_calib.targets.cache import TreeCache
+
+
+class Engine(Protocol):
+    """How a forward is computed."""
+
+    name: str
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def embedding_weight(self) -> Tensor: ...
+
+    @property
+    def lm_head_weight(self) -> Tensor: ...
+
+    def hidden(
+        self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None
+    ) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What identifies a target and bounds its use.
+
+    Attributes:
+        family: transformers' model type.
+        max_positions: positions beyond are never computed; a sliding window counts as a limit.
+        fingerprint: sha256 of configuration, vocabulary and weights (see `fingerprint`).
+        eos_ids: union of what configuration, generation configuration and tokenizer name.
+        attention: "eager", "sdpa", or "lean" for our own.
+    """
+
+    name: str
+    family: str
+    fingerprint: str
+    eos_ids: frozenset[int]
+    max_positions: int
+    attention: str
+
+
+class Target:
+    """A loaded causal language model; see `load.load_target`."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, facts: TargetFacts) -> None:
+        self._engine = engine
+        self.tokenizer = tokenizer
+        self.facts = facts
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.facts.fingerprint
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self.facts.eos_ids
+
+    @property
+    def max_positions(self) -> int:
+        return self.facts.max_positions
+
+    @property
+    def engine(self) -> str:
+        """ "transformers" or "lean"."""
+        return self._engine.name
+
+    @property
+    def model(self) -> Any:
+        """The transformers model; None where the lean engine has replaced it."""
+        return getattr(self._engine, "model", None)
+
+    @property
+    def n_layers(self) -> int:
+        return self._engine.n_layers
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """Token embeddings [V, h]."""
+        return self._engine.embedding_weight
+
+    @property
+    def lm_head_weight(self) -> Tensor:
+        """Output layer [V, h]."""
+        return self._engine.lm_head_weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of hidden states, keys and values."""
+        return self.embedding_weight.dtype
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.lm_head_weight.shape[1])
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer; may exceed what the tokenizer knows."""
+        return int(self.lm_head_weight.shape[0])
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        """An empty cache for `capacity` rows, tried rows included."""
+        return TreeCache(self.n_layers, capacity)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        ids: Tensor | Sequence[int],
+        positions: Tensor | Sequence[int],
+        cache: TreeCache,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of n rows, whose keys and values are written behind the committed rows.
+
+        Args:
+            ids: token ids [n].
+            positions: absolute positions [n].
+            cache: read and written; its length does not change, `cache.commit` does that.
+            mask: bool [n, n], row attends column; None = causal. All rows see all committed rows.
+
+        Returns:
+            [n, h] after the final norm.
+        """
+        ids, positions = torch.as_tensor(ids), torch.as_tensor(positions)
+        _check_range(ids, self.embedding_weight.shape[0], "token id")
+        _check_range(positions, self.max_positions, "position")
+        return self._engine.hidden(ids.to(self.device), positions.to(self.device), cache, mask)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, V] for hidden [n, h]: exactly what the model's own class returns."""
+        return self._engine.logits(hidden)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[..., h] rows of the embedding table, as heads see tokens."""
+        return torch.nn.functional.embedding(ids.to(self.device), self.embedding_weight)
+
+
+def _check_range(values: Tensor, limit: int, what: str) -> None:
+    """Values already on the accelerator are trusted: looking at them would wait for it."""
+    if values.device.type != "cpu" or values.numel() == 0:
+        return
+    low, high = (int(value) for value in torch.aminmax(values))
+    if low < 0 or high >= limit:
+        raise ModelError(
+            f"{what} {low if low < 0 else high} is outside the model",
+            f"0 to {limit - 1}",
+            "use the model's own tokenizer and shorter text",
+        )

@@ -1,0 +1,87 @@
+"""Does this engine verify trees? Asked of every model at load, on a tree of five nodes.
+
+The same tokens go through the cache with a tree mask, and through the model's own plain forward,
+path by path; then two nodes are committed and one more token follows. Equal logits prove mask,
+positions, cache, gather and output layer together, in a few milliseconds on small models. It says
+nothing about speed, and nothing about numbers that are not finite.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from entmtp_calib.errors import ModelError
+from entmtp_calib.targets.cache import TreeCache
+from entmtp_calib.targets.model import Engine
+
+_PARENTS = (-1, 0, 0, 1, 1, 2)
+_DEPTHS = (0, 1, 1, 2, 2, 2)
+_PATHS = ((0, 1, 3), (0, 1, 4), (0, 2, 5))
+_CONTEXT = 6
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+_LEAN_TOLERANCE = 3e-2
+
+
+@torch.no_grad()
+def self_check(engine: Engine, model: Any) -> None:
+    """Refuse a model whose tree logits differ from those of its own plain forward.
+
+    Args:
+        engine: what will verify trees.
+        model: the transformers causal language model it was made from.
+    """
+    ids = _token_ids(model)
+    paths = torch.stack([ids[[*range(_CONTEXT), *(_CONTEXT + row for row in p)]] for p in _PATHS])
+    last = ids[-1:].expand(len(_PATHS), 1)
+    expected = model(input_ids=torch.cat([paths, last], dim=1)).logits.float()
+    cache = TreeCache(engine.n_layers, _CONTEXT + len(_PARENTS) + 1)
+    error = _tree_error(engine, cache, ids, expected)
+    limit = _LEAN_TOLERANCE if engine.name == "lean" else _TOLERANCE.get(model.dtype, 1e-1)
+    if error > limit * max(1.0, float(expected.abs().max())):
+        raise ModelError(
+            f"model family '{model.config.model_type}' with attention"
+            f" '{model.config._attn_implementation}' ({engine.name} engine) computes other logits"
+            f" for a tree than for its paths (difference {error:.3g})",
+            "equal logits",
+            "try --dtype float32, or use another target model",
+        )
+
+
+def _tree_error(engine: Engine, cache: TreeCache, ids: Tensor, expected: Tensor) -> float:
+    """Largest difference over all nodes, and over a token that follows a committed path."""
+    device = ids.device
+    context = torch.arange(_CONTEXT, device=device)
+    engine.hidden(ids[:_CONTEXT], context, cache, None)
+    cache.commit(range(_CONTEXT))
+    tree_ids = ids[_CONTEXT : _CONTEXT + len(_PARENTS)]
+    depths = torch.tensor(_DEPTHS, device=device)
+    tree = engine.logits(engine.hidden(tree_ids, _CONTEXT + depths, cache, _ancestors().to(device)))
+    errors = [
+        (tree[list(path)] - logits[_CONTEXT:-1]).abs().max()
+        for path, logits in zip(_PATHS, expected, strict=True)
+    ]
+    cache.commit(_PATHS[-1])
+    after = torch.tensor([cache.length], device=device)
+    following = engine.logits(engine.hidden(ids[-1:], after, cache, None))
+    errors.append((following[0] - expected[-1, -1]).abs().max())
+    # A row that is not finite compares as 0: it is reported where tokens are chosen, with its dtype.
+    return float(torch.stack(errors).nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _token_ids(model: Any) -> Tensor:
+    """Distinct ids where the vocabulary allows, for context, nodes and one token after."""
+    vocab = model.get_input_embeddings().weight.shape[0]
+    count = _CONTEXT + len(_PARENTS) + 1
+    return (torch.arange(count, device=model.device) * max(1, vocab // count) + 1) % vocab
+
+
+def _ancestors() -> Tensor:
+    """bool [6, 6]: row attends itself and its ancestors."""
+    mask = torch.eye(len(_PARENTS), dtype=torch.bool)
+    for row, parent in enumerate(_PARENTS):
+        if parent >= 0:
+            mask[row] |= mask[parent]
+    return mask

@@ -1,0 +1,281 @@
+"""Policies as state machines, and fits that find a planted gain and never invent one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from traces import trace_of
+
+from entmtp_calib.errors import ArtifactError, DataError
+from entmtp_calib.policy import (
+    Fit,
+    Hysteresis,
+    Ladder,
+    Policy,
+    Static,
+    fit_hysteresis,
+    fit_ladder,
+    fit_static,
+    policy_from_dict,
+)
+from entmtp_calib.replay import Trace, accepted, oracle_ms, prompt_ms, walk_policy
+from entmtp_calib.signals import SignalSpec
+from entmtp_calib.tree import EMPTY, Tree, chain
+
+TOP1 = SignalSpec("base_top1")
+TREES = [EMPTY, chain(1), chain(3)]
+STEP_MS = np.array([10.0, 14.0, 22.0])
+FITS = [fit_ladder, fit_hysteresis]
+
+
+def test_a_static_policy_always_chooses_its_tree() -> None:
+    policy = Static(2)
+    assert policy.signal is None
+    assert policy.choose(policy.start(), math.nan) == (2, 2)
+
+
+def test_a_ladder_climbs_above_each_threshold_not_at_it() -> None:
+    policy = Ladder(TOP1, (0.2, 0.6), (0, 1, 4))
+    chosen = [policy.choose(policy.start(), value)[0] for value in (0.1, 0.2, 0.3, 0.6, 0.61)]
+    assert chosen == [0, 0, 1, 1, 4]
+
+
+def test_hysteresis_keeps_its_tree_between_the_thresholds() -> None:
+    policy = Hysteresis(TOP1, small=1, large=3, tau_on=0.7, tau_off=0.3)
+    state, chosen = policy.start(), []
+    for value in (0.5, 0.7, 0.71, 0.5, 0.31, 0.3, 0.5, 0.9):
+        index, state = policy.choose(state, value)
+        chosen.append(index)
+    assert chosen == [1, 1, 3, 3, 3, 1, 1, 3]
+
+
+def test_choosing_is_pure() -> None:
+    policy = Hysteresis(TOP1, 0, 1, 0.7, 0.3)
+    assert policy.choose(1, 0.5) == policy.choose(1, 0.5) == (1, 1)
+    assert policy.choose(0, 0.5) == (0, 0)
+
+
+def test_an_undefined_signal_never_makes_a_larger_tree() -> None:
+    assert Ladder(TOP1, (0.2, 0.6), (0, 1, 2)).choose(2, math.nan) == (0, 0)
+    assert Hysteresis(TOP1, 0, 1, 0.7, 0.3).choose(0, math.nan) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Static(0),
+        Ladder(SignalSpec("path_value", 3), (0.25, 0.5), (0, 1, 5)),
+        Ladder(None, (), (2,)),
+        Hysteresis(SignalSpec("entropy"), 0, 3, -0.5, -1.25),
+        Hysteresis(None, 1, 1),
+    ],
+)
+def test_a_policy_survives_json(policy: Policy) -> None:
+    assert policy_from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"name": "lottery"},
+        {"name": "static"},
+        {"name": "static", "index": 0, "luck": 1},
+        {"name": "static", "index": "0"},
+        {"name": "static", "index": -1},
+        {"name": "ladder", "signal": {"kind": "luck"}, "thresholds": [], "indices": [0]},
+        {"name": "ladder", "signal": {"kind": "entropy"}, "thresholds": [2, 1], "indices": [0] * 3},
+        {"name": "ladder", "signal": {"kind": "entropy"}, "thresholds": [1], "indices": [0]},
+        {"name": "ladder", "signal": None, "thresholds": [1], "indices": [0, 1]},
+        {"name": "hysteresis", "signal": None, "small": 0, "large": 1},
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused(data: dict) -> None:
+    with pytest.raises(ArtifactError, match="unreadable policy"):
+        policy_from_dict(data)
+
+
+def test_thresholds_must_be_in_order() -> None:
+    with pytest.raises(ValueError, match="strictly rising"):
+        Ladder(TOP1, (0.5, 0.5), (0, 1, 2))
+    with pytest.raises(ValueError, match="not finite"):
+        Ladder(TOP1, (math.nan,), (0, 1))
+    with pytest.raises(ValueError, match="above tau_on"):
+        Hysteresis(TOP1, 0, 1, tau_on=0.1, tau_off=0.2)
+
+
+def easy_and_hard(
+    n_texts: int = 12, length: int = 61, seed: int = 0, told: float = 1.0
+) -> tuple[Trace, np.ndarray]:
+    """Runs of easy positions (the chain is always right) and hard ones (never).
+
+    The top-1 probability is 0.9 at easy positions and 0.1 at hard ones, but with probability
+    1 - `told` it is drawn without looking.
+    """
+    random = np.random.default_rng(seed)
+    texts, signal = [], []
+    for _ in range(n_texts):
+        easy = np.repeat(random.random(length) < 0.5, random.integers(4, 12, length))[:length]
+        ranks = np.where(easy[:, None], 0, -1) * np.ones((1, 3), dtype=int)
+        for depth in range(3):  # a hard token ends the path that reaches it; so does the text
+            ranks[:, depth][~np.append(easy, [False] * 3)[depth + 1 : depth + 1 + length]] = -1
+        texts.append(ranks.tolist())
+        seen = np.where(random.random(length) < told, easy, random.random(length) < 0.5)
+        signal += np.where(seen, 0.9, 0.1).tolist()
+    trace = trace_of(texts, base_top1=signal)
+    return trace, np.stack([accepted(tree, trace.ranks) for tree in TREES])
+
+
+def static_ms(trace: Trace, table: np.ndarray, index: int) -> float:
+    steps = walk_policy(trace, table, Static(index))
+    return float(prompt_ms(trace, steps.chosen, STEP_MS).sum())
+
+
+def test_the_static_fit_is_the_fastest_tree() -> None:
+    trace, table = easy_and_hard()
+    times = [static_ms(trace, table, index) for index in range(3)]
+    fit = fit_static(trace, table, STEP_MS)
+    assert fit.policy == Static(int(np.argmin(times)))
+    assert fit.tokens_per_second == pytest.approx(1000 * len(trace) / min(times))
+
+
+def test_a_static_tie_goes_to_the_smaller_tree() -> None:
+    trace, table = easy_and_hard()
+    assert fit_static(trace, table[[0, 0]], np.array([10.0, 10.0])).policy == Static(0)
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_a_signal_that_tells_is_found_and_its_speed_is_the_replayed_one(
+    fit_policy: Callable[..., Fit],
+) -> None:
+    trace, table = easy_and_hard()
+    fit = fit_policy(trace, table, STEP_MS, TOP1)
+    steps = walk_policy(trace, table, fit.policy)
+    total_ms = prompt_ms(trace, steps.chosen, STEP_MS).sum()
+    assert fit.policy.signal == TOP1
+    assert fit.tokens_per_second == pytest.approx(1000 * len(trace) / total_ms)
+    assert fit.tokens_per_second > 1.05 * fit.static_tokens_per_second
+    assert fit.held_out_gain > 0.05
+    best = 1000 * len(trace) / oracle_ms(trace, table, STEP_MS).sum()
+    assert fit.static_tokens_per_second < fit.tokens_per_second <= best
+    assert set(fit.policy.indices) == {0, 2}
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_signal_of_pure_noise_leaves_the_static_tree(
+    fit_policy: Callable[..., Fit], seed: int
+) -> None:
+    trace, table = easy_and_hard(seed=seed, told=0.0)
+    fit = fit_policy(trace, table, STEP_MS, TOP1)
+    assert fit.policy.signal is None
+    assert fit.policy.indices == fit_static(trace, table, STEP_MS).policy.indices
+    assert fit.tokens_per_second == fit.static_tokens_per_second
+    assert fit.held_out_gain == 0.0
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_a_signal_that_costs_more_than_it_brings_is_not_used(
+    fit_policy: Callable[..., Fit],
+) -> None:
+    trace, table = easy_and_hard()
+    assert fit_policy(trace, table, STEP_MS, TOP1, signal_ms=0.5).policy.signal == TOP1
+    assert fit_policy(trace, table, STEP_MS, TOP1, signal_ms=9.0).policy.signal is None
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_the_signals_cost_may_depend_on_what_the_tree_reuses(
+    fit_policy: Callable[..., Fit],
+) -> None:
+    trace, table = easy_and_hard()
+    cost = np.array([1.0, 0.5, 0.0])
+    fit = fit_policy(trace, table, STEP_MS, TOP1, signal_ms=cost)
+    chosen = walk_policy(trace, table, fit.policy).chosen
+    total_ms = prompt_ms(trace, chosen, STEP_MS + cost).sum()
+    assert fit.tokens_per_second == pytest.approx(1000 * len(trace) / total_ms)
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_a_gain_on_half_of_the_texts_only_is_not_believed(fit_policy: Callable[..., Fit]) -> None:
+    trace, table = easy_and_hard()
+    signal = trace.base_top1.copy()
+    odd = trace.prompt % 2 == 1
+    signal[odd] = 1.0 - signal[odd]  # in every second text the signal points the wrong way
+    contrary = trace_of(
+        [trace.ranks[trace.rows_of([p])].tolist() for p in range(trace.n_prompts)],
+        base_top1=signal.tolist(),
+    )
+    assert fit_policy(contrary, table, STEP_MS, TOP1).policy.signal is None
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_one_text_is_too_little_to_believe_a_gain(fit_policy: Callable[..., Fit]) -> None:
+    trace, table = easy_and_hard(n_texts=1)
+    assert fit_policy(trace, table, STEP_MS, TOP1).policy.signal is None
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_one_tree_alone_is_a_static_policy(fit_policy: Callable[..., Fit]) -> None:
+    trace, table = easy_and_hard()
+    assert fit_policy(trace, table[:1], STEP_MS[:1], TOP1).policy.indices == (0,)
+
+
+@pytest.mark.parametrize("fit_policy", FITS)
+def test_past_acceptance_tells_where_easy_and_hard_stretches_are_long(
+    fit_policy: Callable[..., Fit],
+) -> None:
+    random = np.random.default_rng(1)
+    texts = []
+    for _ in range(12):
+        easy = np.repeat(random.random(4) < 0.5, 60)
+        easy[-3:] = False
+        rows = np.where(easy[:, None], 0, -1) * np.ones((1, 3), dtype=int)
+        texts.append(rows.tolist())
+    trace = trace_of(texts)
+    trees = [EMPTY, chain(1), chain(3)]
+    table = np.stack([accepted(tree, trace.ranks) for tree in trees])
+    fit = fit_policy(
+        trace,
+        table,
+        STEP_MS,
+        SignalSpec("acceptance_average"),
+        speculates=np.array([False, True, True]),
+    )
+    assert fit.policy.signal is not None
+    assert fit.tokens_per_second > fit.static_tokens_per_second
+
+
+def test_a_ladder_is_as_good_as_the_best_single_threshold() -> None:
+    random = np.random.default_rng(2)
+    confidence = random.random(1200)
+    ranks = np.where(random.random((1200, 3)) < confidence[:, None], 0, 1)
+    texts = ranks.reshape(12, 100, 3)
+    for depth in range(3):
+        texts[:, 99 - depth :, depth] = -1
+    trace = trace_of(texts.tolist(), base_top1=confidence.tolist())
+    trees = [EMPTY, chain(1), Tree.of([(0,), (1,), (0, 0)]), chain(3)]
+    costs = np.array([10.0, 12.0, 16.0, 15.0])
+    table = np.stack([accepted(tree, trace.ranks) for tree in trees])
+
+    def ms(policy: Policy) -> float:
+        return float(prompt_ms(trace, walk_policy(trace, table, policy).chosen, costs).sum())
+
+    single = min(
+        ms(Ladder(TOP1, (level,), pair))
+        for pair in itertools.combinations(range(4), 2)
+        for level in np.linspace(0.1, 0.9, 9)
+    )
+    fit = fit_ladder(trace, table, costs, TOP1)
+    assert list(fit.policy.indices) == sorted(set(fit.policy.indices))
+    assert ms(fit.policy) <= 1.01 * single
+
+
+def test_texts_without_a_step_cannot_be_fitted() -> None:
+    trace = trace_of([[[-1]], [[-1]]])
+    with pytest.raises(DataError, match="no text of two or more tokens"):
+        fit_static(trace, np.zeros((1, 2), dtype=np.int64), np.ones(1))

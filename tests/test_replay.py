@@ -1,0 +1,327 @@
+"""Exact replay against plain loops, brute force and the acceptance rule itself."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import random_trace, random_tree, trace_of
+
+from entmtp_calib import records
+from entmtp_calib.acceptance import accept
+from entmtp_calib.errors import DataError
+from entmtp_calib.policy import Hysteresis, Ladder, Policy, Static
+from entmtp_calib.replay import (
+    NOT_CHOSEN,
+    StepCounts,
+    Trace,
+    accepted,
+    counts_by_prompt,
+    oracle_ms,
+    prompt_ms,
+    reached,
+    signal_values,
+    step_counts,
+    walk,
+    walk_policy,
+)
+from entmtp_calib.signals import SignalSpec, next_average
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
+
+SEEDS = st.integers(0, 10**6)
+TREES = [EMPTY, chain(1), chain(3), Tree.of([(0,), (1,), (0, 0), (0, 1), (1, 0)])]
+
+
+def accepted_by_each(trace: Trace, trees: list[Tree] = TREES) -> np.ndarray:
+    return np.stack([accepted(tree, trace.ranks) for tree in trees])
+
+
+def longest_prefix(tree: Tree, ranks: list[int]) -> int:
+    lengths = range(1, len(ranks) + 1)
+    return max((length for length in lengths if tuple(ranks[:length]) in tree.paths), default=0)
+
+
+def walk_by_loop(trace: Trace, counts: np.ndarray) -> list[int]:
+    rows = []
+    for start, length in zip(trace.starts, trace.lengths, strict=True):
+        offset = 0
+        while offset < length:
+            rows.append(int(start + offset))
+            offset += counts[start + offset] + 1
+    return rows
+
+
+@given(SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_a_tree_accepts_the_longest_prefix_of_the_ranks_that_it_contains(seed: int) -> None:
+    trace, tree = random_trace(seed, n_ranks=4), random_tree(seed + 1)
+    expected = [longest_prefix(tree, row) for row in trace.ranks.tolist()]
+    assert accepted(tree, trace.ranks).tolist() == expected
+
+
+@given(SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_ranks_replay_what_acceptance_would_do_on_tokens(seed: int) -> None:
+    trace, tree = random_trace(seed, n_ranks=4), random_tree(seed + 1)
+    paths = [(), *tree.paths]
+    for ranks, count in zip(trace.ranks.tolist(), accepted(tree, trace.ranks), strict=True):
+        # The target's choice after a true prefix is the token of the true rank there; a node's
+        # token is its rank; -1 is a token that no head drafted.
+        choices = [
+            ranks[len(path)] if len(path) < len(ranks) and list(path) == ranks[: len(path)] else -1
+            for path in paths
+        ]
+        tokens = [-9, *(path[-1] for path in tree.paths)]
+        assert len(accept(list(tree.parents), tokens, choices)) == count
+
+
+def test_ranks_beyond_the_tree_or_missing_end_the_path() -> None:
+    ranks = np.array([[0, 0], [9, 0], [0, 9], [-1, 0], [0, -1], [32767, 0]], dtype=np.int16)
+    assert accepted(chain(2), ranks).tolist() == [2, 0, 1, 0, 1, 0]
+    assert accepted(EMPTY, ranks).tolist() == [0] * 6
+    assert accepted(chain(5), ranks).tolist() == [2, 0, 1, 0, 1, 0]
+    assert accepted(chain(2), ranks[:0]).tolist() == []
+
+
+@given(SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_a_walk_visits_what_a_plain_loop_visits(seed: int) -> None:
+    trace = random_trace(seed)
+    for counts in accepted_by_each(trace):
+        assert np.flatnonzero(walk(trace, counts)).tolist() == walk_by_loop(trace, counts)
+
+
+def test_a_walk_never_runs_from_one_text_into_the_next() -> None:
+    trace = trace_of([[[-1]] * 3, [[-1]] * 2])
+    assert np.flatnonzero(walk(trace, np.full(5, 9))).tolist() == [0, 3]
+
+
+@given(SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_every_tree_emits_exactly_the_text_and_plain_decoding_one_token_a_step(seed: int) -> None:
+    trace = random_trace(seed)
+    for tree, counts in zip(TREES, accepted_by_each(trace), strict=True):
+        total = step_counts(trace, counts, walk(trace, counts))
+        assert total.emitted_tokens == len(trace)
+        assert total.emitted_tokens == total.steps + total.accepted_draft_tokens
+        if tree == EMPTY:
+            assert total.mean_emitted == 1.0
+            assert total.mean_accepted == 0.0
+            assert total.passes == len(trace) - trace.n_prompts
+
+
+def test_only_a_step_on_the_last_token_needs_no_pass() -> None:
+    # Four tokens. The chain of 1 takes steps of 2 and 2 in the first text, 1, 2 and 1 in the other.
+    trace = trace_of([[[0], [0], [0], [-1]], [[1], [0], [0], [-1]]])
+    counts = accepted(chain(1), trace.ranks)
+    assert counts_by_prompt(trace, counts, walk(trace, counts)) == [
+        StepCounts(steps=2, emitted_tokens=4, accepted_draft_tokens=2, passes=2),
+        StepCounts(steps=3, emitted_tokens=4, accepted_draft_tokens=1, passes=2),
+    ]
+
+
+def test_counts_add_up() -> None:
+    total = StepCounts(2, 4, 2, 2) + StepCounts(3, 4, 1, 2)
+    assert total == StepCounts(5, 8, 3, 4)
+    assert (total.mean_emitted, total.mean_accepted) == (1.6, 0.6)
+
+
+def test_the_profile_counts_steps_that_reached_each_depth() -> None:
+    counts = np.array([0, 2, 1, 2, 3])
+    visited = np.array([True, True, True, False, True])
+    assert reached(counts, visited, 4).tolist() == [4, 3, 2, 1, 0]
+
+
+def test_a_text_of_one_token_is_one_terminal_step() -> None:
+    trace = trace_of([[[-1, -1]]])
+    for policy in (Static(1), Ladder(SignalSpec("base_top1"), (0.5,), (0, 1))):
+        steps = walk_policy(trace, accepted_by_each(trace), policy)
+        assert (steps.visited.tolist(), steps.chosen.tolist()) == ([True], [NOT_CHOSEN])
+        assert prompt_ms(trace, steps.chosen, np.ones(4)).tolist() == [0.0]
+
+
+@given(SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_a_static_policy_walks_like_its_tree(seed: int) -> None:
+    trace = random_trace(seed)
+    table = accepted_by_each(trace)
+    for index, counts in enumerate(table):
+        steps = walk_policy(trace, table, Static(index))
+        visited = walk(trace, counts)
+        assert (steps.visited == visited).all()
+        asked = visited & ~trace.terminal
+        assert (steps.chosen == np.where(asked, index, NOT_CHOSEN)).all()
+        assert (steps.accepted == np.where(asked, counts, 0)).all()
+        assert steps.switches(trace) == 0
+
+
+def policy_walk_by_loop(
+    trace: Trace, table: np.ndarray, policy: Policy, drafts: list[bool]
+) -> list[tuple[int, int]]:
+    """(row, tree) of each step, as a decoder would take them."""
+    taken = []
+    for start, length in zip(trace.starts.tolist(), trace.lengths.tolist(), strict=True):
+        state, average, row = policy.start(), 1.0, start
+        while row < start + length:
+            if trace.terminal[row]:
+                taken.append((row, NOT_CHOSEN))
+                break
+            spec = policy.signal
+            value = average if spec.is_average else float(signal_values(trace, spec)[row])
+            index, state = policy.choose(state, value)
+            taken.append((row, index))
+            average = next_average(average, table[index, row], drafts[index])
+            row += int(table[index, row]) + 1
+    return taken
+
+
+@pytest.mark.parametrize("kind", ["base_top1", "acceptance_average"])
+@given(seed=SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_a_policy_walks_as_a_decoder_would_each_text_from_a_fresh_state(
+    kind: str, seed: int
+) -> None:
+    trace = random_trace(seed)
+    table = accepted_by_each(trace)
+    drafts = [tree.n_nodes > 0 for tree in TREES]
+    level = 0.5 if kind == "base_top1" else 1.0
+    for policy in (
+        Ladder(SignalSpec(kind), (level * 0.7, level), (0, 1, 3)),
+        Hysteresis(SignalSpec(kind), 1, 2, level * 1.2, level * 0.8),
+    ):
+        steps = walk_policy(trace, table, policy, np.array(drafts))
+        expected = policy_walk_by_loop(trace, table, policy, drafts)
+        rows = np.flatnonzero(steps.visited).tolist()
+        assert [(row, steps.chosen[row]) for row in rows] == expected
+        counts = step_counts(trace, steps.accepted, steps.visited)
+        assert counts.emitted_tokens == len(trace)
+
+
+def test_the_values_of_a_walk_are_those_the_policy_saw() -> None:
+    trace = trace_of([[[0], [0], [0], [0], [-1]]], base_top1=[0.1, 0.2, 0.3, 0.4, 0.5])
+    policy = Ladder(SignalSpec("base_top1"), (), (1,))
+    values = walk_policy(trace, accepted_by_each(trace), policy).values
+    assert values[[0, 2]].tolist() == trace.base_top1[[0, 2]].tolist()
+    assert np.isnan(values[[1, 3, 4]]).all()
+
+
+def test_switches_are_counted_within_a_text() -> None:
+    trace = trace_of([[[-1]] * 4, [[-1]] * 3], base_top1=[0.1, 0.9, 0.1, 0.0, 0.9, 0.9, 0.0])
+    steps = walk_policy(
+        trace, accepted_by_each(trace), Ladder(SignalSpec("base_top1"), (0.5,), (0, 1))
+    )
+    assert steps.switches(trace) == 2
+    assert steps.steps_per_tree(3).tolist() == [2, 3, 0]
+
+
+def test_the_average_must_know_which_trees_speculate() -> None:
+    trace = trace_of([[[0], [-1]]])
+    policy = Ladder(SignalSpec("acceptance_average"), (1.0,), (0, 1))
+    with pytest.raises(ValueError, match="which trees speculate"):
+        walk_policy(trace, accepted_by_each(trace), policy)
+
+
+def test_time_is_what_the_chosen_trees_cost() -> None:
+    trace = trace_of([[[-1]] * 3, [[-1]] * 2])
+    chosen = np.array([0, 1, NOT_CHOSEN, 1, NOT_CHOSEN])
+    assert prompt_ms(trace, chosen, np.array([2.0, 5.0])).tolist() == [7.0, 5.0]
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A policy that follows a list of choices, one per step of a single text."""
+
+    script: tuple[int, ...]
+    signal: None = None
+    indices: tuple[int, ...] = (0, 1, 2, 3)
+
+    def start(self) -> int:
+        return 0
+
+    def choose(self, state: int, value: float) -> tuple[int, int]:
+        return self.script[state], state + 1
+
+
+@given(SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_the_oracle_is_the_best_of_all_choices(seed: int) -> None:
+    trace = random_trace(seed, n_texts=1, max_length=6)
+    table = accepted_by_each(trace)
+    step_ms = np.random.default_rng(seed).integers(1, 6, len(TREES)).astype(float)
+    scripts = itertools.product(range(len(TREES)), repeat=len(trace) - 1)
+    best = min(
+        prompt_ms(trace, walk_policy(trace, table, Scripted(script)).chosen, step_ms).sum()
+        for script in scripts
+    )
+    assert oracle_ms(trace, table, step_ms).tolist() == [best]
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_the_oracle_of_a_text_does_not_depend_on_the_others(seed: int) -> None:
+    trace = random_trace(seed)
+    table = accepted_by_each(trace)
+    step_ms = np.array([1.0, 1.5, 2.5, 3.0])
+    alone = []
+    for prompt in range(trace.n_prompts):
+        rows = trace.rows_of([prompt])
+        alone += oracle_ms(trace.select([prompt]), table[:, rows], step_ms).tolist()
+    assert oracle_ms(trace, table, step_ms).tolist() == pytest.approx(alone)
+
+
+def test_a_selection_keeps_whole_texts_in_the_order_asked() -> None:
+    trace = random_trace(3)
+    chosen = trace.select([2, 0])
+    assert chosen.prompt.tolist() == [2] * trace.lengths[2] + [0] * trace.lengths[0]
+    assert chosen.lengths.tolist() == [trace.lengths[2], trace.lengths[0]]
+    assert (chosen.ranks == trace.ranks[trace.rows_of([2, 0])]).all()
+
+
+def test_a_table_brings_each_split_back() -> None:
+    search, report = random_trace(1), random_trace(2)
+    table = pa.concat_tables([search.to_table("search"), report.to_table("report")])
+    assert table.schema.equals(records.TRACE_SCHEMA, check_metadata=True)
+    for split, trace in (("search", search), ("report", report)):
+        read = Trace.from_table(table, split)
+        for name in ("prompt", "position", "token", "ranks", "chain_probs", "base_top1", "entropy"):
+            before, after = getattr(trace, name), getattr(read, name)
+            assert (before == after).all()
+            assert before.dtype == after.dtype
+    with pytest.raises(DataError, match="no row of split 'select'"):
+        Trace.from_table(table, "select")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"ranks": [[0], [0], [-1], [0], [0]]}, "past the end of a text"),
+        ({"ranks": [[0], [-2], [-1], [0], [-1]]}, "ranks below -1"),
+        ({"prompt": [0, 0, 1, 0, 0]}, "do not stand together"),
+        ({"position": [0, 1, 2, 1, 2]}, "do not count up from 0"),
+        ({"token": [1, 2]}, "columns of shapes"),
+    ],
+)
+def test_a_damaged_trace_is_refused(change: dict[str, list], problem: str) -> None:
+    trace = trace_of([[[0], [0], [-1]], [[0], [-1]]])
+    with pytest.raises(DataError, match=problem):
+        replace(trace, **{name: np.array(value) for name, value in change.items()})
+
+
+def test_an_empty_trace_is_refused() -> None:
+    trace = trace_of([[[0], [-1]]])
+    with pytest.raises(DataError, match="no rows"):
+        replace(trace, prompt=trace.prompt[:0])
+
+
+def test_a_large_trace_is_replayed_in_memory_that_grows_with_its_rows_only() -> None:
+    text = [[index % 3, index % 2] for index in range(98)] + [[0, -1], [-1, -1]]
+    trace = trace_of([text] * 2000)
+    counts = accepted(HYDRA_DEFAULT, trace.ranks)
+    total = step_counts(trace, counts, walk(trace, counts))
+    assert total.emitted_tokens == 200_000
+    assert total.steps % 2000 == 0

@@ -1,0 +1,107 @@
+"""Sampling: exact in distribution, keyed by position, safe at the edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from entmtp_calib.config import SamplingConfig
+from entmtp_calib.errors import ModelError, UsageError
+from entmtp_calib.sampling import choose, gumbel, log_probabilities
+
+LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.9, 0.0]])
+
+
+def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
+    expected = counts.sum() * probs
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1, 0, 1), (0.7, 3, 1), (1, 0, 0.8)])
+def test_draws_follow_the_filtered_distribution(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    sampling = SamplingConfig(temperature, top_p, top_k, seed=5)
+    n = 20_000
+    drawn = choose(LOGITS.expand(n, -1), range(n), sampling).numpy()
+    probs = log_probabilities(LOGITS, sampling)[0].exp().numpy()
+    counts = np.bincount(drawn, minlength=5)
+    assert counts[probs == 0].sum() == 0
+    kept = probs > 0
+    # 99.9 % quantile of chi-square with 4 degrees of freedom
+    assert chi_square(counts[kept], probs[kept]) < 18.5
+
+
+def test_noise_depends_only_on_seed_and_position() -> None:
+    assert torch.equal(gumbel(3, 9, 50), gumbel(3, 9, 50))
+    assert not torch.equal(gumbel(3, 9, 50), gumbel(3, 10, 50))
+    assert not torch.equal(gumbel(4, 9, 50), gumbel(3, 9, 50))
+
+
+def test_a_row_draws_the_same_alone_and_in_company() -> None:
+    sampling = SamplingConfig(1.0, seed=1)
+    rows = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    positions = [7, 8, 8, 9, 9, 9]
+    together = choose(rows, positions, sampling)
+    alone = [choose(rows[i : i + 1], [p], sampling)[0] for i, p in enumerate(positions)]
+    assert together.tolist() == [int(token) for token in alone]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(0.0),
+        SamplingConfig(1e-6),
+        SamplingConfig(1e-12),
+        SamplingConfig(1.0, top_k=1),
+        SamplingConfig(1.0, top_k=1, top_p=0.8),
+        SamplingConfig(1.0, top_p=1e-9),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vanishing_randomness_is_greedy(sampling: SamplingConfig, dtype: torch.dtype) -> None:
+    rows = (30 * torch.randn(8, 100, generator=torch.Generator().manual_seed(2))).to(dtype)
+    assert choose(rows, range(8), sampling).tolist() == rows.argmax(-1).tolist()
+
+
+def test_a_top_k_beyond_the_vocabulary_is_off() -> None:
+    wide = SamplingConfig(1.0, top_k=10**9, seed=3)
+    assert torch.equal(log_probabilities(LOGITS, wide), log_probabilities(LOGITS, SamplingConfig(1.0)))
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    kept = log_probabilities(logits, SamplingConfig(1.0, top_p=0.6)).isfinite()[0].tolist()
+    assert kept == [True, True, False]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_stop_the_run(bad: float) -> None:
+    rows = LOGITS.repeat(2, 1)
+    rows[1, 2] = bad
+    with pytest.raises(ModelError, match="position 12 are not finite.*float32"):
+        choose(rows, [11, 12], SamplingConfig())
+
+
+def test_a_row_of_minus_infinity_stops_the_run() -> None:
+    with pytest.raises(ModelError, match="not finite"):
+        choose(torch.full((1, 4), -torch.inf), [0], SamplingConfig(1.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"temperature": float("nan")}, "--temperature"),
+        ({"temperature": -1.0}, "--temperature"),
+        ({"temperature": float("inf")}, "--temperature"),
+        ({"top_p": 0.0}, "--top-p"),
+        ({"top_p": 1.5}, "--top-p"),
+        ({"top_p": float("nan")}, "--top-p"),
+        ({"top_k": -1}, "--top-k"),
+        ({"seed": -1}, "--seed"),
+    ],
+)
+def test_a_value_that_cannot_work_names_its_flag(values: dict, flag: str) -> None:
+    with pytest.raises(UsageError, match=flag):
+        SamplingConfig(**values)

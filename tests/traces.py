@@ -1,0 +1,63 @@
+"""Small traces and trees for tests: written by hand, or random from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from entmtp_calib.replay import Trace
+from entmtp_calib.tree import Tree
+
+
+def trace_of(
+    texts: Sequence[Sequence[Sequence[int]]],
+    base_top1: Sequence[float] | None = None,
+    chain_probs: Sequence[Sequence[float]] | None = None,
+) -> Trace:
+    """A trace from one list of rank rows per text."""
+    rows = [row for text in texts for row in text]
+    ranks = np.array(rows, dtype=np.int16)
+    lengths = [len(text) for text in texts]
+    base = np.full(len(rows), 0.5) if base_top1 is None else np.asarray(base_top1)
+    return Trace(
+        prompt=np.repeat(np.arange(len(texts)), lengths),
+        position=np.concatenate([np.arange(length) for length in lengths]),
+        token=np.arange(len(rows)),
+        ranks=ranks,
+        chain_probs=np.full(ranks.shape, 0.5) if chain_probs is None else np.array(chain_probs),
+        base_top1=base,
+        entropy=1.0 - base,
+    )
+
+
+def random_ranks(
+    random: np.random.Generator, length: int, n_heads: int, n_ranks: int
+) -> list[list[int]]:
+    """One text's ranks: small ranks more often, -1 now and then and wherever the text is over."""
+    ranks = np.minimum(random.geometric(0.5, (length, n_heads)) - 1, n_ranks)
+    ranks[ranks == n_ranks] = -1
+    past_end = np.arange(1, n_heads + 1) >= length - np.arange(length)[:, None]
+    ranks[past_end] = -1
+    return ranks.tolist()
+
+
+def random_trace(
+    seed: int, n_texts: int = 4, max_length: int = 12, n_heads: int = 3, n_ranks: int = 3
+) -> Trace:
+    """Texts of 1 to `max_length` tokens with random ranks and random signals."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, max_length + 1, n_texts)
+    texts = [random_ranks(random, length, n_heads, n_ranks) for length in lengths]
+    n_rows = int(lengths.sum())
+    return trace_of(texts, random.random(n_rows), random.random((n_rows, n_heads)))
+
+
+def random_tree(seed: int, n_paths: int = 6, max_depth: int = 4, n_ranks: int = 4) -> Tree:
+    """A few random paths and all their prefixes; sibling ranks may have gaps."""
+    random = np.random.default_rng(seed)
+    ends = [
+        tuple(random.integers(0, n_ranks, random.integers(1, max_depth + 1)).tolist())
+        for _ in range(random.integers(0, n_paths + 1))
+    ]
+    return Tree.of({path[: i + 1] for path in ends for i in range(len(path))})
