@@ -102,9 +102,7 @@ class BuildConfig(Settings):
         self._check("max_candidates", lambda v: v >= 0, "a whole number of at least 0")
         self._check("step_repetitions", lambda v: v >= 3, "a whole number of at least 3")
         self._check("context_lengths", lambda v: v and min(v) >= 1, "lengths of at least 1")
-        self._check(
-            "prompt_mode", lambda v: v in ("auto", "chat", "raw"), "one of auto, chat, raw"
-        )
+        self._check("prompt_mode", lambda v: v in ("auto", "chat", "raw"), "one of auto, chat, raw")
         _ = self.sampling
 
     @property

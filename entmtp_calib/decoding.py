@@ -140,7 +140,7 @@ class Decoder:
             check_tree(tree, heads)
         self.plans = [Plan(compile_tree(tree), target.device) for tree in self.trees]
         self.plain = Plan(compile_tree(EMPTY), target.device)
-        self.clock = Clock(target.device)
+        self.clock = Clock(str(target.device))
 
     @cached_property
     def max_rows(self) -> int:
@@ -371,7 +371,13 @@ class Decoding:
         return ids
 
     def _record(
-        self, started: float, drafted: float, tree: int, rows: int, emitted: int, signal: float | None
+        self,
+        started: float,
+        drafted: float,
+        tree: int,
+        rows: int,
+        emitted: int,
+        signal: float | None,
     ) -> Step:
         ended = self.clock.now()
         return Step(

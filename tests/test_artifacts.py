@@ -207,7 +207,7 @@ from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.errors import BusyError
 count = pathlib.Path(sys.argv[1]) / "count"
 done = 0
-while done < 25:
+while done < 10:
     try:
         with RunFolder.create(pathlib.Path(sys.argv[1]), {}):
             number = int(count.read_text() or 0)
@@ -223,8 +223,8 @@ def test_only_one_process_is_ever_inside(tmp_path: Path) -> None:
     (tmp_path / "count").write_text("0")
     for racer in [python(RACE, tmp_path) for _ in range(3)]:
         with racer:
-            assert racer.wait(timeout=60) == 0
-    assert (tmp_path / "count").read_text() == "75"
+            assert racer.wait(timeout=300) == 0
+    assert (tmp_path / "count").read_text() == "30"
 
 
 def part(number: int) -> pa.Table:

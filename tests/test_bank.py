@@ -255,7 +255,7 @@ def test_files_that_are_no_banks_are_named(tmp_path: Path) -> None:
     save_file({"weight": np.zeros(3, np.int16)}, tmp_path / "other", metadata={"a": "b"})
     assert "is not a bank" in refused(tmp_path / "other")
     save_file({"weight": np.zeros(3, np.float32)}, tmp_path / "weights")
-    assert "damaged" in refused(tmp_path / "weights")
+    assert "is not a bank" in refused(tmp_path / "weights")
     (tmp_path / "lfs").write_text("version https://git-lfs.github.com/spec/v1\noid x\nsize 1\n")
     assert "git lfs pull" in refused(tmp_path / "lfs")
 

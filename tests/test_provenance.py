@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,9 +64,13 @@ def test_the_record_needs_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_threads_are_those_of_a_loaded_torch() -> None:
-    torch = pytest.importorskip("torch")
-    assert hardware()["torch_threads"] == torch.get_num_threads()
+def test_threads_and_device_are_those_of_a_loaded_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(get_device_name=lambda device: f"GPU at {device}")
+    torch = SimpleNamespace(get_num_threads=lambda: 3, cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert hardware()["torch_threads"] == 3
+    assert hardware()["device_name"] == "cpu"
+    assert hardware("cuda:0")["device_name"] == "GPU at cuda:0"
 
 
 def test_affinity_limits_the_usable_cores() -> None:

@@ -67,7 +67,9 @@ def test_vanishing_randomness_is_greedy(sampling: SamplingConfig, dtype: torch.d
 
 def test_a_top_k_beyond_the_vocabulary_is_off() -> None:
     wide = SamplingConfig(1.0, top_k=10**9, seed=3)
-    assert torch.equal(log_probabilities(LOGITS, wide), log_probabilities(LOGITS, SamplingConfig(1.0)))
+    assert torch.equal(
+        log_probabilities(LOGITS, wide), log_probabilities(LOGITS, SamplingConfig(1.0))
+    )
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:

@@ -120,7 +120,9 @@ def _save(
     return folder
 
 
-def _config(vocab: int, hidden: int, n_layers: int, max_positions: int, **options: Any) -> LlamaConfig:
+def _config(
+    vocab: int, hidden: int, n_layers: int, max_positions: int, **options: Any
+) -> LlamaConfig:
     facts = {
         "vocab_size": vocab,
         "hidden_size": hidden,

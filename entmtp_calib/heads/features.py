@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from entmtp_calib.errors import ModelError
 from entmtp_calib.progress import Progress
 from entmtp_calib.targets.model import Target
 
@@ -53,7 +54,10 @@ def write_features(
     for text in texts:
         by_source.setdefault(text.source, []).append(text)
     jobs = [
-        (folder / f"{source}-{start // SHARD_SEQUENCES:05d}.safetensors", group[start : start + SHARD_SEQUENCES])
+        (
+            folder / f"{source}-{start // SHARD_SEQUENCES:05d}.safetensors",
+            group[start : start + SHARD_SEQUENCES],
+        )
         for source, group in sorted(by_source.items())
         for start in range(0, len(group), SHARD_SEQUENCES)
     ]
@@ -89,7 +93,10 @@ def _run_batch(target: Target, texts: Sequence[Text]) -> list[dict[str, Tensor]]
     for i, text in enumerate(texts):
         ids[i, : text.length] = torch.tensor(text.prompt_ids + text.completion_ids)
     # Right padding under a causal mask: no real row ever sees a padded one.
-    hidden = target.hidden_states(ids.to(target.device))
+    if target.model is None:
+        raise ModelError("hidden states of batches on the lean engine", "the engine transformers")
+    base = target.model.base_model
+    hidden = base(input_ids=ids.to(target.device), use_cache=False).last_hidden_state
     return [_soft_rows(target, text, ids[i], hidden[i]) for i, text in enumerate(texts)]
 
 
@@ -108,7 +115,7 @@ def _soft_rows(target: Target, text: Text, ids: Tensor, hidden: Tensor) -> dict[
 
 
 @dataclass(frozen=True)
-class Sequence_:
+class Example:
     """One training text read back: see the shard format for the fields."""
 
     tokens: Tensor
@@ -146,11 +153,11 @@ class FeatureSet:
         """Positions of sequence i that drafting can start from."""
         return self.length(i) - self.index[i][3]
 
-    def __getitem__(self, i: int) -> Sequence_:
+    def __getitem__(self, i: int) -> Example:
         shard, start, end, prompt = self.index[i]
         file = self._files[shard]
         read = {
             name: file.get_slice(name)[start:end]
             for name in ("tokens", "hidden", "soft_ids", "soft_probs")
         }
-        return Sequence_(**read, prompt_length=prompt)
+        return Example(**read, prompt_length=prompt)

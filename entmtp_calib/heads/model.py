@@ -11,13 +11,15 @@ trees or how heads are trained.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entmtp_calib.errors import HeadsError
+from entmtp_calib.heads.packing import PackedHead, can_pack_all
+from entmtp_calib.targets.packed import PackedLinear, can_pack
 
 RANK_CAP = 32
 """Child ranks that are ever looked at: the trace records them, and trees may use them."""
@@ -183,9 +185,13 @@ class PrefixLayer(nn.Module):
         """
         x = self.input_norm(hidden)
         new = self.keys_values(x, positions)
-        keys, values = new if past is None else (
-            torch.cat([past[0], new[0]], dim=2),
-            torch.cat([past[1], new[1]], dim=2),
+        keys, values = (
+            new
+            if past is None
+            else (
+                torch.cat([past[0], new[0]], dim=2),
+                torch.cat([past[1], new[1]], dim=2),
+            )
         )
         if keep is None:
             n, m = hidden.shape[1], keys.shape[2]
@@ -239,6 +245,8 @@ class Heads(nn.Module):
     """
 
     draft_ids: Tensor | None
+    embedding: Tensor
+    shared_projection: Tensor | None
 
     def __init__(
         self,
@@ -261,6 +269,28 @@ class Heads(nn.Module):
             rows = lm_head.detach()
             shared = rows if draft_ids is None else rows[draft_ids.to(rows.device)]
         self.register_buffer("shared_projection", shared, persistent=False)
+        self._packed: list[PackedHead] = []
+
+    def pack(self) -> None:
+        """Pack the weights for drafting on a CPU; where that cannot be, nothing changes.
+
+        Only for heads that are not trained any more: the packed copy does not follow.
+        """
+        if not can_pack() or not can_pack_all([*self.parameters(), self.embedding]):
+            return
+        shared = None
+        if self.shared_projection is not None:
+            shared = PackedLinear(self.shared_projection)
+        self._packed = [_packed(self.head(d + 1), shared) for d in range(self.n_heads)]
+
+    def head(self, depth: int) -> Head:
+        """The head that drafts at a depth, 1-based."""
+        return cast(Head, self.heads[depth - 1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where drafting happens."""
+        return self.embedding.device
 
     @property
     def n_ranks(self) -> int:
@@ -275,6 +305,7 @@ class Heads(nn.Module):
         """[..., h] -> draft logits [..., Vd], float32."""
         if head.projection is not None:
             return head.projection(x).float()
+        assert self.shared_projection is not None  # the constructor gave it: no own projection
         return F.linear(x, self.shared_projection).float()
 
     def observe(self, state: HeadState, hidden: Tensor, positions: Tensor) -> None:
@@ -289,9 +320,13 @@ class Heads(nn.Module):
             return
         out, new = self.prefix(hidden[None], positions, state.past)
         past = state.past
-        state.past = new if past is None else (
-            torch.cat([past[0], new[0]], dim=2),
-            torch.cat([past[1], new[1]], dim=2),
+        state.past = (
+            new
+            if past is None
+            else (
+                torch.cat([past[0], new[0]], dim=2),
+                torch.cat([past[1], new[1]], dim=2),
+            )
         )
         state.vectors = out[0]
 
@@ -306,10 +341,13 @@ class Heads(nn.Module):
         Returns:
             [R, Vd] float32.
         """
-        head = self.heads[depth - 1]
-        if self.kind == "hydra":
-            return self.project(head, head(vectors, self.embed(path_ids).flatten(1)))
-        return self.project(head, head(vectors, None)).expand(len(path_ids), -1)
+        head = self.head(depth)
+        embeddings = self.embed(path_ids).flatten(1) if self.kind == "hydra" else None
+        if self._packed:
+            logits = self._packed[depth - 1](vectors, embeddings)
+        else:
+            logits = self.project(head, head(vectors, embeddings))
+        return logits.expand(len(path_ids), -1)
 
     def draft_level(self, depth: int, vector: Tensor, path_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The best children of R paths from one position: `top` of `level_logits`.
@@ -329,3 +367,19 @@ class Heads(nn.Module):
         values, index = logits.topk(self.n_ranks, dim=-1)
         probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
         return (index if self.draft_ids is None else self.draft_ids[index]), probs
+
+
+def _packed(head: Head, shared: PackedLinear | None) -> PackedHead:
+    def of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+        return layer.weight, layer.bias
+
+    own = head.projection
+    projection = shared if own is None else PackedLinear(own.weight, own.bias)
+    assert projection is not None  # a head without its own projection shares the target's
+    return PackedHead(
+        of(head.first.linear),
+        of(head.first.skip) if head.first.skip else None,
+        of(head.again.linear) if head.again else None,
+        head.n_again,
+        projection,
+    )

@@ -81,7 +81,9 @@ def load_heads(folder: Path, target: Target) -> Heads:
         None if draft_ids is None else draft_ids.long().to(target.device),
     )
     _fill(heads, tensors, folder / TENSORS)
-    return heads.to(target.device).eval().requires_grad_(False)
+    heads = heads.to(target.device).eval().requires_grad_(False)
+    heads.pack()
+    return heads
 
 
 def heads_fingerprint(folder: Path) -> str:

@@ -68,8 +68,10 @@ def new_heads(config: TrainConfig, target: Target, draft_ids: Tensor | None) -> 
         torch.nn.init.zeros_(heads.prefix.down.weight)
     if config.own_projection:
         start = lm_head if draft_ids is None else lm_head[draft_ids]
-        for head in heads.heads:
-            head.projection.weight.data.copy_(start)
+        for depth in range(1, heads.n_heads + 1):
+            projection = heads.head(depth).projection
+            assert projection is not None  # own_projection
+            projection.weight.data.copy_(start)
     return heads
 
 
@@ -143,7 +145,7 @@ class Loss:
     def __init__(self, heads: Heads, config: TrainConfig) -> None:
         self.heads, self.config = heads, config
         size = heads.config.vocab_size
-        device = heads.embedding.device
+        device = heads.device
         self.to_draft = torch.full((size,), -1, dtype=torch.long, device=device)
         ids = torch.arange(size, device=device) if heads.draft_ids is None else heads.draft_ids
         self.to_draft[ids] = torch.arange(len(ids), device=device)
@@ -159,8 +161,7 @@ class Loss:
             vectors[row, at], self.config.dropout, self.heads.training
         )
         losses = [
-            self._one(batch, vectors, row, at, depth)
-            for depth in range(1, self.heads.n_heads + 1)
+            self._one(batch, vectors, row, at, depth) for depth in range(1, self.heads.n_heads + 1)
         ]
         return torch.stack(losses).mean()
 
@@ -183,7 +184,9 @@ class Loss:
         return (logits.logsumexp(1) - score).mean()
 
 
-def batches(features: FeatureSet, indices: Sequence[int], tokens: int, seed: int) -> list[list[int]]:
+def batches(
+    features: FeatureSet, indices: Sequence[int], tokens: int, seed: int
+) -> list[list[int]]:
     """Sequences of similar length together, about `tokens` padded tokens a batch, shuffled."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(len(indices), generator=generator).tolist()
@@ -268,7 +271,7 @@ class Trainer:
         self.heads.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * self._schedule(self.at.step)
-        loss = self.loss(collate(self.features, indices, self.heads.embedding.device))
+        loss = self.loss(collate(self.features, indices, self.heads.device))
         if not torch.isfinite(loss):
             raise HeadsError(
                 f"the training loss is {loss.item()} at step {self.at.step}",

@@ -44,7 +44,7 @@ def replayed_trace(heads: Heads, features: FeatureSet, indices: Sequence[int]) -
     prompts, positions, tokens, ranks = [], [], [], []
     for number, i in enumerate(indices):
         sequence = features[i]
-        device = heads.embedding.device
+        device = heads.device
         state = HeadState()
         hidden = sequence.hidden.to(device, torch.float32)
         heads.observe(state, hidden, torch.arange(len(hidden), device=device))

@@ -48,8 +48,10 @@ class Row:
             return None
         if not isinstance(value, str):
             raise self.wrong(name, value, "a string")
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise SkipRow("text that is not valid Unicode (half of a surrogate pair)")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise SkipRow("text that is not valid Unicode (half of a surrogate pair)") from error
         return value if value.strip() else None
 
     def missing(self, what: str) -> DataError:

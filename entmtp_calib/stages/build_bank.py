@@ -94,7 +94,11 @@ def recalibrate_bank(
             known = settings if name in settings else sources
             known[name] = value
     run = open_run(
-        BuildConfig.from_dict(settings), Inputs(**sources), out or _beside(folder), command, progress
+        BuildConfig.from_dict(settings),
+        Inputs(**sources),
+        out or _beside(folder),
+        command,
+        progress,
     )
     with run.folder:
         return _run_stages(run, "select", [tree for tree in bank.trees if tree.n_nodes])

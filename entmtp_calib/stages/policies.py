@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from entmtp_calib import records
 from entmtp_calib.bank import Bank
@@ -162,8 +161,12 @@ def _row(
     mine, plain = texts[name], texts["plain"]
     tokens, steps = sum(t["tokens"] for t in mine), sum(t["steps"] for t in mine)
     seconds = sum(t["seconds"] for t in mine)
-    columns = [[t[key] for t in group] for group in (mine, plain) for key in ("tokens", "seconds")]
-    ratio = paired_bootstrap(*columns)
+    ratio = paired_bootstrap(
+        [t["tokens"] for t in mine],
+        [t["seconds"] for t in mine],
+        [t["tokens"] for t in plain],
+        [t["seconds"] for t in plain],
+    )
     chosen = [index for t in mine for index in t["chosen"]]
     share = [
         {"tree": tree.id, "share": chosen.count(index) / len(chosen)}
@@ -196,9 +199,7 @@ def _replayed(trace: Trace, policy: Policy, bank: Bank, costs: Costs) -> dict[st
     if max(policy.indices) >= len(trees):
         return {}
     lengths = np.stack([accepted(tree, trace.ranks) for tree in trees])
-    static_ms = min(
-        _policy_ms(trace, lengths, Static(k), trees, costs) for k in range(len(trees))
-    )
+    static_ms = min(_policy_ms(trace, lengths, Static(k), trees, costs) for k in range(len(trees)))
     best_ms = float(oracle_ms(trace, lengths, costs.step_ms).sum())
     mine_ms = _policy_ms(trace, lengths, policy, trees, costs)
     possible = n / best_ms - n / static_ms

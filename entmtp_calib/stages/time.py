@@ -79,9 +79,7 @@ def time_trees(run: Run) -> None:
 
 def time_steps(run: Run, decoder: Decoder) -> list[dict[str, Any]]:
     """Timed single steps of every tree, and of plain steps that also draft a signal's chain."""
-    methods = [
-        Method(tree.id, Static(i), tree.n_nodes + 1) for i, tree in enumerate(decoder.trees)
-    ]
+    methods = [Method(tree.id, Static(i), tree.n_nodes + 1) for i, tree in enumerate(decoder.trees)]
     methods += [
         Method(signal_method(depth), _plain_with_signal(decoder.trees, depth), 1)
         for depth in range(1, run.heads.n_heads + 1)

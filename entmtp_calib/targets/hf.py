@@ -25,6 +25,7 @@ class TransformersEngine:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.config = model.config
         self._base = model.base_model
         self._head = model.get_output_embeddings()
         self._softcap, self._scale = _logit_rule(model.config)
@@ -51,7 +52,9 @@ class TransformersEngine:
         """[V, h]"""
         return self._head.weight
 
-    def hidden(self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None) -> Tensor:
+    def hidden(
+        self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None
+    ) -> Tensor:
         """[n, h] after the final norm, for ids [n], positions [n] and a mask [n, n] or None."""
         output = self._base(
             input_ids=ids[None],

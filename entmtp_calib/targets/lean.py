@@ -2,9 +2,9 @@
 
 Built once from loaded weights: projections fused and packed to float16, rotary pairs laid out for
 one complex product, keys and values written in place, grouped keys never repeated. Rows do not
-influence each other's rounding: a token computed alone, in a prompt, or as a node of a tree gets the
-same bits, so speculation changes no text even at near-ties. It does not know trees: only positions
-and a mask.
+influence each other's rounding: a token computed alone, in a prompt, or as a node of a tree gets
+the same bits, so speculation changes no text even at near-ties. It does not know trees: only
+positions and a mask.
 
 How the bits are kept: linear layers run on `stable_rows`; scores are sums over head_dim only; the
 softmax's sum is taken in float64; and the sum over keys is cut where the *position* crosses a
@@ -13,6 +13,7 @@ multiple of 128, never elsewhere, so masked columns in between add exact zeros w
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +121,7 @@ class LeanEngine:
         rotary = model.model.rotary_emb
         self._frequencies = rotary.inv_freq.float()
         self._rotary_scaling = float(rotary.attention_scaling)
+        self.config = config
         self._layers = [_take_layer(layer, self._shape) for layer in model.model.layers]
         self._norm = model.model.norm.weight.detach()
         self.embedding_weight = model.model.embed_tokens.weight.detach()
@@ -130,7 +132,9 @@ class LeanEngine:
     def n_layers(self) -> int:
         return len(self._layers)
 
-    def hidden(self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None) -> Tensor:
+    def hidden(
+        self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None
+    ) -> Tensor:
         """[n, h] after the final norm; long prompts run in blocks of rows."""
         if len(ids) > cache.room:
             raise ValueError(f"{len(ids)} rows in a cache with room for {cache.room}")
@@ -181,9 +185,7 @@ class LeanEngine:
         scale[: self._shape.heads] = self._scale
         return turns[:, None] * scale[:, None]
 
-    def _layer(
-        self, x: Tensor, index: int, layer: _Layer, cache: TreeCache, step: _Pass
-    ) -> Tensor:
+    def _layer(self, x: Tensor, index: int, layer: _Layer, cache: TreeCache, step: _Pass) -> Tensor:
         """[m, h] -> [m, h]"""
         projected = layer.query_key_value(self._rms_norm(x, layer.attention_norm))
         x = x + layer.output(self._attend(projected, index, cache, step))
@@ -191,7 +193,7 @@ class LeanEngine:
         return x + layer.down(F.silu(gate) * up)
 
     def _attend(self, projected: Tensor, index: int, cache: TreeCache, step: _Pass) -> Tensor:
-        """[m, heads * head_dim] from projected queries, keys and values [m, (heads + 2 kv) * dim]."""
+        """[m, heads * head_dim] from queries, keys, values in [m, (heads + 2 kv_heads) * head_dim]."""
         shape, n_rows = self._shape, step.n_rows
         n_all, kv_heads, dim = len(projected), shape.kv_heads, shape.head_dim
         split = shape.rotary_heads * dim
@@ -217,13 +219,13 @@ class LeanEngine:
         return mixed.reshape(n_all, shape.query_width)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._shape.epsilon)
+        return torch.rms_norm(x, weight.shape, weight, self._shape.epsilon)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor, cuts: list[int]) -> Tensor:
     """[kv_heads, r, dim]: weights [kv_heads, r, columns] by values, one sum between cuts each."""
     total = torch.bmm(weights[..., : cuts[1]], values[:, : cuts[1]])
-    for begin, end in zip(cuts[1:], cuts[2:], strict=False):
+    for begin, end in itertools.pairwise(cuts[1:]):
         total.baddbmm_(weights[..., begin:end], values[:, begin:end])
     return total
 
@@ -238,11 +240,11 @@ def _cuts(positions: list[int], start: int, columns: int) -> list[int]:
         start + sum(position < bound for position in positions)
         for bound in range(full[-1] + _SUM_POSITIONS, max(positions) + 1, _SUM_POSITIONS)
     ]
-    return sorted({*full, *crossings, columns} - {0} | {0})
+    return sorted({*full, *crossings, columns})
 
 
 def _additive(mask: Tensor | None, n_rows: int, n_padded: int, columns: int) -> Tensor | None:
-    """[m, 1, columns]: 0 where a row sees a new column, -inf elsewhere; padding sees what row 0 sees."""
+    """[m, 1, columns]: 0 where a row sees a new column, else -inf; padding sees what row 0 sees."""
     if n_rows == 1 and columns == 1:
         return None
     allowed = torch.zeros(n_padded, columns, dtype=torch.bool)
@@ -284,7 +286,7 @@ def _fused(parts: list[tuple[Tensor, Tensor | None]]) -> PackedLinear:
 
 
 def _paired(linear: Any, heads: int) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias whose rows i and i + head_dim / 2, which rotate together, become neighbours."""
+    """Weight and bias with rows i and i + head_dim / 2, which rotate together, as neighbors."""
     weight = linear.weight
     order = torch.arange(len(weight)).view(heads, 2, -1).transpose(1, 2).reshape(-1)
     return weight[order], None if linear.bias is None else linear.bias[order]

@@ -22,6 +22,7 @@ class Engine(Protocol):
     """How a forward is computed."""
 
     name: str
+    config: Any
 
     @property
     def n_layers(self) -> int: ...
@@ -94,6 +95,11 @@ class Target:
         return getattr(self._engine, "model", None)
 
     @property
+    def config(self) -> Any:
+        """The transformers configuration."""
+        return self._engine.config
+
+    @property
     def n_layers(self) -> int:
         return self._engine.n_layers
 
@@ -157,6 +163,15 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, V] for hidden [n, h]: exactly what the model's own class returns."""
         return self._engine.logits(hidden)
+
+    def hidden_states(self, ids: Tensor) -> Tensor:
+        """[b, n, h] after the final norm for b whole texts, ids [b, n]; pad them on the right."""
+        cache = self.new_cache(ids.shape[1])
+        rows = []
+        for text in ids:
+            cache.reset()
+            rows.append(self.forward(text, torch.arange(len(text)), cache))
+        return torch.stack(rows)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[..., h] rows of the embedding table, as heads see tokens."""

@@ -26,7 +26,8 @@ def can_pack() -> bool:
 
 def fits_half(weight: Tensor) -> bool:
     """Whether every value is finite in float16."""
-    return bool(weight.abs().max() <= _LARGEST_HALF)
+    low, high = torch.aminmax(weight)
+    return bool(low >= -_LARGEST_HALF and high <= _LARGEST_HALF)
 
 
 class PackedLinear:

@@ -2,7 +2,7 @@
 
 The same tokens go through the cache with a tree mask, and through the model's own plain forward,
 path by path; then two nodes are committed and one more token follows. Equal logits prove mask,
-positions, cache, gather and output layer together, in a few milliseconds on small models. It says
+positions, cache, gather and output layer together, in milliseconds on small models. It says
 nothing about speed, and nothing about numbers that are not finite.
 """
 
@@ -67,7 +67,7 @@ def _tree_error(engine: Engine, cache: TreeCache, ids: Tensor, expected: Tensor)
     after = torch.tensor([cache.length], device=device)
     following = engine.logits(engine.hidden(ids[-1:], after, cache, None))
     errors.append((following[0] - expected[-1, -1]).abs().max())
-    # A row that is not finite compares as 0: it is reported where tokens are chosen, with its dtype.
+    # Values that are not finite compare as equal: they are reported where tokens are chosen.
     return float(torch.stack(errors).nan_to_num(0.0, 0.0, 0.0).max())
 
 

@@ -30,7 +30,7 @@ def entry(tree: Tree, emitted: float, step_ms: float, tokens_per_second: float) 
         Interval(emitted - 0.25, emitted, emitted + 0.25),
         step_ms,
         Interval(tokens_per_second - 1, tokens_per_second, tokens_per_second + 1),
-        Interval(float("nan"), tokens_per_second / 40, float("inf")),
+        Interval(float("-inf"), tokens_per_second / 40, float("inf")),
     )
 
 
@@ -69,7 +69,7 @@ def test_a_bank_is_shown_with_all_its_figures(folder: Path) -> None:
     assert lines[1][:3] == ["plain", "0", "0"]
     assert "1.750 [1.500, 2.000]" in result.stdout
     assert "1234567.500" in result.stdout
-    assert "1.500 [nan, inf]" in result.stdout
+    assert "1.500 [-inf, inf]" in result.stdout
     assert lines[3][:4] == [BRANCHED.id, "*", "3", "2"]
     for fact in (
         f"policy static      always {BRANCHED.id}",

@@ -1,0 +1,311 @@
+"""Decode: generate with a bank, its trees and a policy; and verify that nothing changes the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from entmtp_calib.bank import Bank
+from entmtp_calib.config import SamplingConfig
+from entmtp_calib.decoding import Decoder, Generation
+from entmtp_calib.errors import ArtifactError, UsageError
+from entmtp_calib.heads.model import Heads
+from entmtp_calib.policy import Policy, Static
+from entmtp_calib.progress import Progress, Silent
+from entmtp_calib.prompts import Prompt, encode
+from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings
+from entmtp_calib.targets.load import load_target
+from entmtp_calib.targets.model import Target
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
+
+PLAIN = "none"
+
+
+@dataclass(frozen=True)
+class Session:
+    """A bank with the target and heads that it was measured with, ready to decode."""
+
+    bank: Bank
+    target: Target
+    heads: Heads
+    trees: tuple[Tree, ...]
+    """The bank's trees, and Hydra's default where the heads can draft it."""
+    prompt_mode: str
+    differences: tuple[str, ...]
+    """What is not as it was when the bank was measured; the text is right all the same."""
+
+    def decoder(self, sampling: SamplingConfig | None = None) -> Decoder:
+        """A decoder over `trees`."""
+        return Decoder(self.target, self.heads, self.trees, sampling)
+
+    def policy(self, name: str) -> Policy:
+        """The policy of this name.
+
+        Args:
+            name: static, ladder, hysteresis, none (plain decoding), hydra-default, or a tree's id.
+        """
+        if name in self.bank.policies:
+            return self.bank.policies[name]
+        wanted = EMPTY.id if name == PLAIN else name
+        ids = [tree.id for tree in self.trees]
+        if wanted in ids:
+            return Static(ids.index(wanted))
+        known = [*self.bank.policies, PLAIN, *ids]
+        raise UsageError(f"--policy {name}", f"one of {', '.join(known)}")
+
+    def encode(self, prompt: Prompt, mode: str | None = None) -> list[int]:
+        """Token ids of a prompt, by the one encoder."""
+        return encode(self.target.tokenizer, prompt.messages, mode or self.prompt_mode)
+
+
+def open_session(bank_path: Path, changes: Inputs | None = None) -> Session:
+    """Load a bank with its model and heads.
+
+    Args:
+        bank_path: a run folder, or a bank file (inside its run folder, or with `changes`).
+        changes: a model, heads, device, dtype or engine other than the run's.
+
+    Raises:
+        HeadsError: the heads cannot draft the bank's trees, or are not the target's.
+    """
+    bank = Bank.load(bank_path)
+    recorded = _recorded_inputs(bank_path, bank, changes)
+    inputs = Inputs(
+        **{
+            name: getattr(changes, name) if changes and _is_set(changes, name) else value
+            for name, value in vars(recorded).items()
+        }
+    )
+    target = load_target(
+        inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
+    )
+    heads, facts = open_heads(inputs.heads, target)
+    differences = bank.check_against(model_facts(target), facts)
+    trees = list(bank.trees)
+    has_room = HYDRA_DEFAULT.depth <= heads.n_heads and HYDRA_DEFAULT.max_rank < heads.n_ranks
+    extra = [EMPTY, HYDRA_DEFAULT] if has_room else [EMPTY]
+    trees += [tree for tree in extra if tree not in trees]
+    mode = bank.splits.get("data", {}).get("prompt_mode", "auto")
+    return Session(bank, target, heads, tuple(trees), mode, tuple(differences))
+
+
+def _is_set(changes: Inputs, name: str) -> bool:
+    return getattr(changes, name) != getattr(Inputs(), name)
+
+
+def _recorded_inputs(bank_path: Path, bank: Bank, changes: Inputs | None) -> Inputs:
+    """The inputs of the run that made the bank; a lone bank file needs a model to be named."""
+    folder = bank_path if bank_path.is_dir() else bank_path.parent
+    if (folder / "run.json").is_file():
+        return read_settings(folder)[1]
+    if changes and changes.model and changes.heads:
+        return changes
+    raise ArtifactError(
+        f"{bank_path} stands alone, without the run.json of its run",
+        "its run folder, which names model and heads",
+        f"pass --model and --heads (it was measured with {bank.model.get('name')})",
+    )
+
+
+class Streamer:
+    """Text of token ids as they come, with nothing shown before it is certain.
+
+    Bytes of an unfinished character are held back until it is whole; `finish` gives what is left.
+    The pieces joined are exactly `tokenizer.decode(ids)`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """The text that these ids make certain."""
+        self._ids += ids
+        text = self._text()
+        # An unfinished character decodes to U+FFFD at the end.
+        sure = len(text.rstrip("\ufffd"))
+        piece = text[self._shown : sure] if sure > self._shown else ""
+        self._shown = max(self._shown, sure)
+        return piece
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._text()[self._shown :]
+
+    def _text(self) -> str:
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A prompt's text and how it came about."""
+
+    prompt: Prompt
+    text: str
+    generation: Generation
+
+
+def decode_prompts(
+    session: Session,
+    prompts: Sequence[Prompt],
+    policy: Policy,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    mode: str | None = None,
+    on_text: Callable[[Prompt, str], None] | None = None,
+) -> Iterator[Decoded]:
+    """Decode prompts one after the other; `on_text` sees each piece of text as it is accepted."""
+    decoder = session.decoder(sampling)
+    for prompt in prompts:
+        streamer = Streamer(session.target.tokenizer)
+        pieces: list[str] = []
+
+        def take(piece: str, prompt: Prompt = prompt, pieces: list[str] = pieces) -> None:
+            pieces.append(piece)
+            if on_text and piece:
+                on_text(prompt, piece)
+
+        generated = decoder.generate(
+            session.encode(prompt, mode),
+            policy,
+            max_new_tokens,
+            on_tokens=lambda ids, streamer=streamer, take=take: take(streamer.add(ids)),  # type: ignore[misc]
+        )
+        take(streamer.finish())
+        yield Decoded(prompt, "".join(pieces), generated)
+
+
+def summary(decoded: Sequence[Decoded], trees: Sequence[Tree]) -> dict[str, Any]:
+    """The figures of some texts together: tokens, rates, acceptance, share of steps per tree."""
+    steps = [step for text in decoded for step in text.generation.steps]
+    tokens = sum(len(text.generation.tokens) for text in decoded)
+    decode_seconds = sum(text.generation.decode_seconds for text in decoded)
+    prefill_seconds = sum(text.generation.prefill_seconds for text in decoded)
+    with_pass = [step.tree for step in steps if step.rows]
+    return {
+        "prompts": len(decoded),
+        "tokens": tokens,
+        "steps": len(steps),
+        "decode_seconds": decode_seconds,
+        "prefill_seconds": prefill_seconds,
+        "decode_tokens_per_second": tokens / decode_seconds if decode_seconds else None,
+        "tokens_per_second": tokens / (decode_seconds + prefill_seconds),
+        "mean_emitted_tokens": tokens / len(steps),
+        "mean_accepted_draft_tokens": tokens / len(steps) - 1,
+        "switches": sum(
+            sum(a.tree != b.tree for a, b in zip(passes, passes[1:], strict=False))
+            for passes in ([s for s in d.generation.steps if s.rows] for d in decoded)
+        ),
+        "share": {
+            tree.id: with_pass.count(index) / len(with_pass)
+            for index, tree in enumerate(trees)
+            if index in with_pass
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a text first differs from plain decoding's, and how near the choice was."""
+
+    prompt: str
+    method: str
+    sampling: SamplingConfig
+    position: int
+    """0-based in the generated text."""
+    expected: int | None
+    found: int | None
+    logit_gap: float
+    """Plain decoding's logit of its own token minus that of the other; NaN where a text is shorter."""
+    rows: int
+    """Rows of the verify pass that chose the differing token."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How much was compared, and every first divergence."""
+
+    texts: int
+    tokens: int
+    tokens_greedy: int
+    tokens_sampled: int
+    divergences: tuple[Divergence, ...]
+
+
+def verify(
+    session: Session,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    sampled: SamplingConfig,
+    progress: Progress | None = None,
+) -> Verification:
+    """Decode with every tree and policy, greedy and sampled, and compare with plain decoding.
+
+    Args:
+        sampled: the sampling beside greedy decoding; its seed changes with each prompt.
+    """
+    progress = progress or Silent()
+    methods: dict[str, Policy] = {tree.id: Static(i) for i, tree in enumerate(session.trees)}
+    methods |= {f"policy {name}": policy for name, policy in session.bank.policies.items()}
+    del methods[EMPTY.id]
+    progress.start("verifying", 2 * len(prompts) * len(methods))
+    tokens = {"greedy": 0, "sampled": 0}
+    divergences = []
+    for number, prompt in enumerate(prompts):
+        ids = session.encode(prompt)
+        for kind in tokens:
+            settings = SamplingConfig() if kind == "greedy" else _with_seed(sampled, number)
+            decoder = session.decoder(settings)
+            plain = decoder.generate(ids, session.policy(PLAIN), max_new_tokens)
+            for name, policy in methods.items():
+                other = decoder.generate(ids, policy, max_new_tokens)
+                tokens[kind] += len(other.tokens)
+                if other.tokens != plain.tokens:
+                    found = _first_divergence(session, ids, plain, other)
+                    divergences.append(Divergence(prompt.id, name, settings, **found))
+                progress.advance(1, f"{sum(tokens.values())} tokens, {len(divergences)} differ")
+    progress.done()
+    return Verification(
+        texts=2 * len(prompts) * len(methods),
+        tokens=sum(tokens.values()),
+        tokens_greedy=tokens["greedy"],
+        tokens_sampled=tokens["sampled"],
+        divergences=tuple(divergences),
+    )
+
+
+def _with_seed(sampling: SamplingConfig, number: int) -> SamplingConfig:
+    return SamplingConfig.from_dict({**sampling.to_dict(), "seed": sampling.seed + number})
+
+
+def _first_divergence(
+    session: Session, prompt_ids: Sequence[int], plain: Generation, other: Generation
+) -> dict[str, Any]:
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    shorter = min(len(plain.tokens), len(other.tokens))
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+    expected = plain.tokens[at] if at < len(plain.tokens) else None
+    found = other.tokens[at] if at < len(other.tokens) else None
+    gap = float("nan")
+    if expected is not None and found is not None:
+        logits = _plain_logits(session.target, [*prompt_ids, *plain.tokens[:at]])
+        gap = float(logits[expected] - logits[found])
+    step = next(s for s in other.steps if s.position + s.emitted_tokens > len(prompt_ids) + at)
+    return {
+        "position": at,
+        "expected": expected,
+        "found": found,
+        "logit_gap": gap,
+        "rows": step.rows,
+    }
+
+
+def _plain_logits(target: Target, ids: Sequence[int]) -> torch.Tensor:
+    cache = target.new_cache(len(ids))
+    hidden = target.forward(list(ids), list(range(len(ids))), cache)
+    return target.logits(hidden[-1:])[0]
