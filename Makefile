@@ -34,6 +34,7 @@ setup: $(STAMP)  ## Install everything into .venv (PYTHON=python3, TORCH_INDEX=U
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "entmtp needs Python 3.10 or newer; run make setup PYTHON=...")'
+	@echo "installing into $(VENV), which takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'

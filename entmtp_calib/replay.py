@@ -127,6 +127,13 @@ class Trace:
         rows = self.rows_of(prompts)
         return Trace(**{name: getattr(self, name)[rows] for name in _COLUMNS})
 
+    @classmethod
+    def joined(cls, traces: Sequence[Trace]) -> Trace:
+        """Several traces as one; no two may have a prompt number in common."""
+        return cls(
+            **{name: np.concatenate([getattr(t, name) for t in traces]) for name in _COLUMNS}
+        )
+
     def to_table(self, split: str) -> pa.Table:
         """The rows as an Arrow table of `records.TRACE_SCHEMA`."""
         import pyarrow as pa

@@ -25,6 +25,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
+from entmtp_calib.targets.network import quiet
 
 CYCLE_VOCAB = 64
 MARKOV_VOCAB = 8
@@ -115,8 +116,9 @@ def _save(
 ) -> Path:
     model.config.eos_token_id = config_eos
     model.generation_config = GenerationConfig(eos_token_id=generation_eos)
-    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
-    word_tokenizer(model.config.vocab_size, tokenizer_eos).save_pretrained(folder)
+    with quiet():
+        model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+        word_tokenizer(model.config.vocab_size, tokenizer_eos).save_pretrained(folder)
     return folder
 
 

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from entmtp_calib.errors import DataError, ModelError
 from entmtp_calib.heads.features import Text
 from entmtp_calib.progress import Progress
+from entmtp_calib.targets.hf import cache_argument
 from entmtp_calib.targets.model import Target
 
 BATCH_SEQUENCES = 48
@@ -139,12 +140,13 @@ class _Batch:
         allowed = (columns >= self.pads[:, None])[:, None] & (columns <= rows[:, None])
         # A padded row attends itself: an empty row would be NaN.
         allowed |= columns == rows[:, None]
-        hidden = self.target.model.base_model(
+        base = self.target.model.base_model
+        hidden = base(
             input_ids=ids.to(device),
             position_ids=(rows - self.pads[:, None]).clamp(min=0).to(device),
             attention_mask=allowed[:, None].to(device),
-            past_key_values=Cache(layers=self.layers),
             use_cache=True,
+            **{cache_argument(base): Cache(layers=self.layers)},
         ).last_hidden_state[:, -1]
         return self.target.logits(hidden).argmax(-1)
 

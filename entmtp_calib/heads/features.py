@@ -24,6 +24,7 @@ from torch import Tensor
 
 from entmtp_calib.errors import ModelError
 from entmtp_calib.progress import Progress
+from entmtp_calib.provenance import sha256_json
 from entmtp_calib.targets.model import Target
 
 SOFT_K = 16
@@ -53,14 +54,12 @@ def write_features(
     by_source: dict[str, list[Text]] = {}
     for text in texts:
         by_source.setdefault(text.source, []).append(text)
-    jobs = [
-        (
-            folder / f"{source}-{start // SHARD_SEQUENCES:05d}.safetensors",
-            group[start : start + SHARD_SEQUENCES],
-        )
-        for source, group in sorted(by_source.items())
+    chunks = [
+        group[start : start + SHARD_SEQUENCES]
+        for group in by_source.values()
         for start in range(0, len(group), SHARD_SEQUENCES)
     ]
+    jobs = [(folder / shard_name(chunk), chunk) for chunk in chunks]
     progress.start("hidden states", sum(text.length for text in texts))
     for path, chunk in jobs:
         if not path.exists():
@@ -68,6 +67,12 @@ def write_features(
         progress.advance(sum(text.length for text in chunk))
     progress.done()
     return [path for path, _ in jobs]
+
+
+def shard_name(chunk: Sequence[Text]) -> str:
+    """SOURCE-HASH.safetensors; the hash is of the texts, so other texts never pass for these."""
+    ids = [[text.prompt_ids, text.completion_ids] for text in chunk]
+    return f"{chunk[0].source}-{sha256_json(ids)[:16]}.safetensors"
 
 
 def _write_shard(target: Target, chunk: Sequence[Text], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Drafting heads: Hydra (sequentially dependent), Hydra++ (with a prefix layer), Medusa (independent).
+"""Drafting heads: Hydra (sequential), Hydra++ (with a prefix layer), Medusa (independent).
 
 Hydra head d (1-based) reads `[prefix, e(root), e(draft 1), ..., e(draft d-1)]` and scores the token
 at depth d; a Medusa head reads the hidden state alone. Both end in a vocabulary projection, owned
@@ -209,7 +209,7 @@ class PrefixLayer(nn.Module):
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary position embedding (Su et al. 2021) on [B, heads, n, head_dim], half-split form."""
+        """Rotary position embedding (Su et al. 2021), half-split, on [B, heads, n, head_dim]."""
         dim = self.config.head_dim
         exponents = torch.arange(0, dim, 2, device=x.device, dtype=torch.float32) / dim
         angles = positions[..., None].float() * self.config.rope_theta**-exponents

@@ -63,6 +63,6 @@ def greedy_chain(heads: Heads, vectors: Tensor, roots: Tensor) -> tuple[Tensor, 
 
 
 def following_tokens(text: Tensor, depths: int) -> Tensor:
-    """[L] generated ids -> [L, depths + 1]: each position's token and those after it, -1 past the end."""
+    """[L] ids -> [L, depths + 1]: each position's token and those after it, -1 past the end."""
     padded = torch.cat([text, text.new_full((depths,), -1)])
     return padded.unfold(0, depths + 1, 1)

@@ -37,6 +37,8 @@ def conversation(row: Row, names: Sequence[str]) -> Messages:
 def _turns(row: Row, name: str) -> Sequence[Any]:
     """The list of turns, also from JSON text (CSV) or from columns (old Parquet exports)."""
     value = row.fields[name]
+    if value in (None, "", [], {}):
+        raise SkipRow(f"no turns in '{name}'")
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -47,10 +49,8 @@ def _turns(row: Row, name: str) -> Sequence[Any]:
         if len({len(column) for column in columns}) > 1:
             raise row.wrong(name, value, "columns of one length")
         value = [dict(zip(value, turn, strict=True)) for turn in zip(*columns, strict=True)]
-    if value is not None and not isinstance(value, list):
+    if not isinstance(value, list):
         raise row.wrong(name, value, "a list of turns")
-    if not value:
-        raise SkipRow(f"no turns in '{name}'")
     return value
 
 

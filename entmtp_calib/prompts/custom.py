@@ -8,10 +8,10 @@ from entmtp_calib.prompts.values import Messages
 
 
 def messages(row: Row) -> Messages:
-    """`messages` up to and with its last user turn if it is not null, or else `prompt`."""
+    """`messages` up to and with its last user turn unless it is null or empty, or else `prompt`."""
     if not {"prompt", "messages"} & row.fields.keys():
         raise row.missing("the field 'prompt' (a string) or 'messages' (a list of turns)")
-    if row.fields.get("messages") in (None, "") and "prompt" in row.fields:
+    if not row.fields.get("messages") and "prompt" in row.fields:
         return (("user", row.text("prompt")),)
     turns = conversation(row, ("messages",))
     return turns if turns[-1][0] == "user" else turns[:-1]

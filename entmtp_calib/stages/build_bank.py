@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from entmtp_calib import records
@@ -22,7 +21,7 @@ from entmtp_calib.replay import Trace
 from entmtp_calib.stages.grow import grow
 from entmtp_calib.stages.policies import Costs, fit_policies, report
 from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees, recalibrate
-from entmtp_calib.stages.rollout import TRACE, rollout
+from entmtp_calib.stages.rollout import read_trace, rollout
 from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
 from entmtp_calib.stages.time import TIMING, step_costs, time_trees
 from entmtp_calib.timing import Interval, is_tie, mean_interval, paired_bootstrap
@@ -105,7 +104,7 @@ def recalibrate_bank(
 
 
 def _beside(folder: Path) -> Path:
-    """A new folder next to the bank's: NAME-recalibrated, -2, -3, ... (an unfinished one resumes)."""
+    """A folder next to the bank's: NAME-recalibrated, -2, ...; an unfinished one is resumed."""
     number = 1
     while True:
         suffix = "-recalibrated" if number == 1 else f"-recalibrated-{number}"
@@ -177,9 +176,8 @@ def select(run: Run, timing: pa.Table, timed: Sequence[dict[str, Any]]) -> tuple
     entries = [own[index] for index in kept]
     trees = [record["tree"] for record in entries]
     costs = Costs.of(trees, step_costs(timing), run.heads.n_heads)
-    table = run.folder.read_table(TRACE, records.TRACE_SCHEMA)
-    fitted_on = pa.concat_tables([_of_split(table, name) for name in ("search", "select")])
-    fits, notes = fit_policies(_whole_trace(fitted_on), trees, costs)
+    fitted_on = Trace.joined([read_trace(run, name) for name in ("search", "select")])
+    fits, notes = fit_policies(fitted_on, trees, costs)
     best = _best(entries)
     bank = Bank(
         task=run.config.task,
@@ -233,16 +231,6 @@ def _totals(timing: pa.Table) -> dict[str, tuple[list[float], list[float]]]:
         name: ([p[n][0] for n in sorted(p)], [p[n][1] for n in sorted(p)])
         for name, p in sums.items()
     }
-
-
-def _of_split(table: pa.Table, split: str) -> pa.Table:
-    return table.filter(np.array(table.column("split").to_pylist()) == split)
-
-
-def _whole_trace(table: pa.Table) -> Trace:
-    """A trace of several splits together; prompt numbers are distinct across splits."""
-    one = table.set_column(0, table.schema.field(0), pa.array(["all"] * len(table)))
-    return Trace.from_table(one, "all")
 
 
 def _provenance(run: Run) -> dict[str, Any]:

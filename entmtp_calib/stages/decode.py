@@ -1,9 +1,10 @@
-"""Decode: generate with a bank, its trees and a policy; and verify that nothing changes the text."""
+"""Decode: generate with a bank and a policy; and verify that neither changes the text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def summary(decoded: Sequence[Decoded], trees: Sequence[Tree]) -> dict[str, Any]
         "mean_emitted_tokens": tokens / len(steps),
         "mean_accepted_draft_tokens": tokens / len(steps) - 1,
         "switches": sum(
-            sum(a.tree != b.tree for a, b in zip(passes, passes[1:], strict=False))
+            sum(a.tree != b.tree for a, b in pairwise(passes))
             for passes in ([s for s in d.generation.steps if s.rows] for d in decoded)
         ),
         "share": {
@@ -221,7 +222,7 @@ class Divergence:
     expected: int | None
     found: int | None
     logit_gap: float
-    """Plain decoding's logit of its own token minus that of the other; NaN where a text is shorter."""
+    """Plain decoding's logit of its token minus that of the other; NaN where a text ends."""
     rows: int
     """Rows of the verify pass that chose the differing token."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from entmtp_calib import records
@@ -95,10 +96,7 @@ def profile_columns(reaching: Sequence[int]) -> dict[str, Any]:
 
     Conditional: accepted at a depth, of those accepted one before; marginal: of all steps.
     """
-    conditional = [
-        after / before if before else None
-        for before, after in zip(reaching, reaching[1:], strict=False)
-    ]
+    conditional = [after / before if before else None for before, after in pairwise(reaching)]
     return {
         "conditional_acceptance": conditional,
         "marginal_acceptance": [count / reaching[0] for count in reaching[1:]],

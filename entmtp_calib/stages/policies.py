@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def _record(generated: Generation) -> dict[str, Any]:
         "steps": len(generated.steps),
         "seconds": generated.prefill_seconds + generated.decode_seconds,
         "chosen": chosen,
-        "switches": sum(a != b for a, b in zip(chosen, chosen[1:], strict=False)),
+        "switches": sum(a != b for a, b in pairwise(chosen)),
     }
 
 

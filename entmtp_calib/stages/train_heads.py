@@ -99,9 +99,8 @@ def train_heads(
     ]
     texts = write_corpus(target, wanted, max_new_tokens, work / "texts.jsonl", progress)
     texts += read_corpus(texts_file) if texts_file else []
-    texts = [text for text in texts if len(text.completion_ids) > config.n_heads + 1]
-    _check_enough(texts, config)
-    paths = write_features(target, _shuffled(texts, config.seed), work / "features", progress)
+    _check_enough(texts)
+    paths = write_features(target, texts, work / "features", progress)
     features = FeatureSet(paths)
     training, held_out = hold_out(features, config)
     draft_ids = draft_vocabulary(features, training, config.draft_vocab)
@@ -143,20 +142,16 @@ def hold_out(features: FeatureSet, config: TrainConfig) -> tuple[list[int], list
     return [i for i in range(len(features)) if i not in held], sorted(held)
 
 
-def _shuffled(texts: Sequence[Text], seed: int) -> list[Text]:
-    return sorted(texts, key=lambda t: _hash(f"{seed} {t.source} {t.prompt_ids}"))
-
-
 def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _check_enough(texts: Sequence[Text], config: TrainConfig) -> None:
+def _check_enough(texts: Sequence[Text]) -> None:
     for source, count in Counter(text.source for text in texts).items():
         if count < 8:
             raise DataError(
-                f"{count} usable texts of {source}",
-                f"at least 8, longer than the {config.n_heads} heads look ahead",
+                f"{count} texts of {source}",
+                "at least 8",
                 "pass more prompts",
             )
     if not texts:

@@ -30,7 +30,7 @@ class TransformersEngine:
         self._head = model.get_output_embeddings()
         self._softcap, self._scale = _logit_rule(model.config)
         arguments = inspect.signature(self._base.forward).parameters
-        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
+        self._cache_argument = cache_argument(self._base)
         if self._base is model or self._head is None or "position_ids" not in arguments:
             raise ModelError(
                 f"model family '{model.config.model_type}' cannot verify trees",
@@ -83,6 +83,11 @@ class TransformersEngine:
             return allowed[None, None]
         additive = torch.zeros(allowed.shape, dtype=self.model.dtype, device=device)
         return additive.masked_fill_(~allowed, torch.finfo(self.model.dtype).min)[None, None]
+
+
+def cache_argument(base: Any) -> str:
+    """What this release of transformers calls a base model's cache."""
+    return "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
 
 
 def _logit_rule(config: Any) -> tuple[float | None, float]:

@@ -193,7 +193,7 @@ class LeanEngine:
         return x + layer.down(F.silu(gate) * up)
 
     def _attend(self, projected: Tensor, index: int, cache: TreeCache, step: _Pass) -> Tensor:
-        """[m, heads * head_dim] from queries, keys, values in [m, (heads + 2 kv_heads) * head_dim]."""
+        """[m, heads * head_dim] from queries, keys and values side by side in [m, ...]."""
         shape, n_rows = self._shape, step.n_rows
         n_all, kv_heads, dim = len(projected), shape.kv_heads, shape.head_dim
         split = shape.rotary_heads * dim

@@ -129,7 +129,7 @@ def test_all_conventions_give_the_same_prompt(fields: dict[str, Any]) -> None:
     assert sharegpt.messages(row(**fields)) == (HI,)
 
 
-@pytest.mark.parametrize("empty", [None, []])
+@pytest.mark.parametrize("empty", [None, [], "", {}])
 def test_null_and_empty_conversations_are_dropped_alike(empty: object) -> None:
     with pytest.raises(SkipRow, match="no turns"):
         sharegpt.messages(row(conversations=empty))
@@ -161,7 +161,8 @@ def test_a_malformed_chat_is_an_error_that_names_the_turn(
 def test_a_custom_row_is_a_prompt_or_messages() -> None:
     chat = turns("system:Be_kind human:Hi gpt:Ok human:More gpt:Ok")
     assert custom.messages(row(prompt="Hi")) == (HI,)
-    assert custom.messages(row(prompt="Hi", messages=None)) == (HI,)
+    for empty in (None, [], ""):
+        assert custom.messages(row(prompt="Hi", messages=empty)) == (HI,)
     assert custom.messages(row(prompt=None, messages=chat)) == (BE, HI, OK, ("user", "More"))
     with pytest.raises(SkipRow):
         custom.messages(row(prompt=None, messages=None))

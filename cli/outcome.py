@@ -1,0 +1,108 @@
+"""What the commands that measure show at their end: the trees, the policies, and where it all is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli import console
+from cli.figures import TREE_COLUMNS, bounds, number, tree_cells
+from cli.show import bank_document
+
+if TYPE_CHECKING:
+    from entmtp_calib.bank import Bank
+    from entmtp_calib.stages.build_bank import Outcome
+
+POLICY_COLUMNS = (
+    "policy",
+    "tokens/s",
+    "predicted, steps alone",
+    "x plain [95 %]",
+    "emitted/step",
+    "switches",
+    "capture",
+)
+FIGURES = ("mean_emitted_tokens", "step_ms", "tokens_per_second", "speedup_over_plain")
+
+
+def present(outcome: Outcome, json: Path | None) -> None:
+    """Show all that a run has come to, and write it as JSON if asked."""
+    console.present(lambda: _print(outcome), document(outcome), json)
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """The figures on screen, as JSON values."""
+    bank = outcome.bank
+    return {
+        "folder": outcome.folder,
+        "reached": outcome.reached,
+        "data": outcome.data,
+        "trees": [_tree_document(record, bank) for record in outcome.timed],
+        "policies": outcome.policies,
+        "bank": bank and bank_document(bank),
+    }
+
+
+def facts(outcome: Outcome, file: str | None = None) -> list[tuple[str, str]]:
+    """Where the prompts came from, and where the result is."""
+    place = ("file", outcome.folder / file) if file else ("run folder", outcome.folder)
+    return [("data", outcome.data), (place[0], str(place[1]))]
+
+
+def print_trees(records: Sequence[Mapping[str, Any]], bank: Bank | None) -> None:
+    """The trees that ran end to end; with a bank, whether they are in it."""
+    rows = []
+    for record in records:
+        tree = record["tree"]
+        cells = tree_cells(tree, *(record[name] for name in FIGURES))
+        rows.append([*cells, _membership(tree in bank.trees)] if bank else cells)
+    console.show_table([*TREE_COLUMNS, "in bank"] if bank else TREE_COLUMNS, rows)
+
+
+def _print(outcome: Outcome) -> None:
+    bank = outcome.bank
+    print_trees(outcome.timed, bank)
+    console.write("\n")
+    if bank:
+        if bank.trees[bank.best].n_nodes == 0:
+            console.write("no tree beats plain decoding here; the bank's best is plain decoding\n")
+        else:
+            console.write(f"best: {bank.trees[bank.best].id}\n")
+        console.write("\non the report split, which chose nothing:\n")
+        console.show_table(POLICY_COLUMNS, map(_policy_cells, outcome.policies))
+        console.write("\n")
+    notes = [("note", note) for note in bank.notes] if bank else []
+    console.show_facts([*notes, *facts(outcome)])
+
+
+def _membership(is_in: bool) -> str:
+    return "yes" if is_in else "-"
+
+
+def _tree_document(record: Mapping[str, Any], bank: Bank | None) -> dict[str, Any]:
+    tree = record["tree"]
+    return {
+        "id": tree.id,
+        "n_nodes": tree.n_nodes,
+        "depth": tree.depth,
+        "paths": tree.to_list(),
+        **{name: record[name] for name in FIGURES},
+        "tokens": sum(record["tokens"]),
+        "seconds": sum(record["seconds"]),
+        "in_bank": bank and tree in bank.trees,
+    }
+
+
+def _policy_cells(row: Mapping[str, Any]) -> list[str]:
+    high = float("inf") if row["high"] is None else row["high"]  # tables hold no infinity
+    capture = row["capture"]
+    return [
+        row["policy"],
+        number(row["tokens_per_second_measured"], 2),
+        number(row["tokens_per_second_predicted"], 2),
+        bounds(row["ratio_to_plain"], row["low"], high, 3),
+        number(row["mean_emitted_tokens"], 3),
+        str(row["switches"]),
+        number(capture, 3),
+    ]

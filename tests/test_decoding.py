@@ -1,0 +1,132 @@
+"""The loop's records: replay predicts them step by step, and probing leaves no mark."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import toys
+from test_lossless import random_tree
+from toy_heads import random_heads, saved_and_loaded
+
+from entmtp_calib.config import SamplingConfig
+from entmtp_calib.decoding import Decoder
+from entmtp_calib.errors import DataError, ModelError, TreeError
+from entmtp_calib.policy import Hysteresis, Ladder, Policy, Static
+from entmtp_calib.replay import NOT_CHOSEN, accepted, walk_policy
+from entmtp_calib.signals import SignalSpec
+from entmtp_calib.stages.rollout import trace_prompt
+from entmtp_calib.tree import EMPTY, Tree, chain
+
+PROMPT = (2, 7, 1, 8, 2, 8)
+TREES = [EMPTY, chain(1), chain(3), Tree.of([(0,), (1,), (3,), (0, 1), (1, 0), (1, 0, 2)])]
+POLICIES: list[Policy] = [
+    *(Static(i) for i in range(len(TREES))),
+    Ladder(SignalSpec("path_value", 2), (0.1, 0.2), (0, 1, 3)),
+    Ladder(SignalSpec("expected_accepted", 3), (0.3,), (1, 2)),
+    Ladder(SignalSpec("entropy"), (-1.2,), (0, 3)),
+    Hysteresis(SignalSpec("base_top1"), 1, 3, 0.6, 0.4),
+    Hysteresis(SignalSpec("acceptance_average"), 1, 2, 0.6, 0.3),
+]
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.9, seed=4)], ids=str)
+@pytest.mark.parametrize("prefix", [False, True])
+def test_replay_equals_live_decoding_step_by_step(
+    sampling: SamplingConfig, prefix: bool, tmp_path
+) -> None:
+    target = toys.rand()
+    heads = saved_and_loaded(random_heads(target, prefix=prefix), target, tmp_path)
+    decoder = Decoder(target, heads, TREES, sampling)
+    trace = trace_prompt(Decoder(target, heads, [chain(2)], sampling), PROMPT, 50, 0)
+    lengths = np.stack([accepted(tree, trace.ranks) for tree in TREES])
+    speculates = np.array([tree.n_nodes > 0 for tree in TREES])
+    for policy in POLICIES:
+        live = decoder.generate(PROMPT, policy, 50)
+        assert live.tokens == trace.token.tolist()
+        replayed = walk_policy(trace, lengths, policy, speculates)
+        at = np.flatnonzero(replayed.visited)
+        assert [s.position - len(PROMPT) for s in live.steps] == at.tolist(), policy
+        chosen = [s.tree if s.rows else NOT_CHOSEN for s in live.steps]
+        assert chosen == replayed.chosen[at].tolist(), policy
+        taken = [s.accepted_draft_tokens for s in live.steps]
+        assert taken == replayed.accepted[at].tolist(), policy
+        for step, row in zip(live.steps, at, strict=True):
+            if step.signal is not None:
+                assert step.signal == pytest.approx(replayed.values[row], rel=1e-5)
+
+
+def test_step_records_add_up() -> None:
+    target = toys.rand()
+    generated = Decoder(target, random_heads(target), TREES).generate(PROMPT, Static(3), 41)
+    steps = generated.steps
+    assert sum(step.emitted_tokens for step in steps) == len(generated.tokens) == 41
+    assert all(step.emitted_tokens == step.accepted_draft_tokens + 1 for step in steps)
+    assert steps[0].position == len(PROMPT)
+    for before, after in pairwise(steps):
+        assert after.position == before.position + before.emitted_tokens
+    assert {step.rows for step in steps} <= {7, 0}
+
+
+def test_plain_decoding_emits_one_token_a_step() -> None:
+    generated = Decoder(toys.rand(), None, [EMPTY]).generate(PROMPT, Static(0), 17)
+    assert generated.mean_emitted_tokens == 1.0
+
+
+def test_a_probe_leaves_no_mark() -> None:
+    target = toys.rand()
+    heads = random_heads(target, prefix=True)
+    decoder = Decoder(target, heads, TREES)
+    expected = decoder.generate(PROMPT, Static(2), 30)
+    state = decoder.start(PROMPT, Static(2), 30)
+    while state.reason is None:
+        for policy in POLICIES:
+            assert state.probe(policy).rows > 0 or len(state.tokens) == 29
+        state.step()
+    assert state.tokens == expected.tokens
+    assert [s.accepted_draft_tokens for s in state.steps] == [
+        s.accepted_draft_tokens for s in expected.steps
+    ]
+
+
+def test_tokens_are_handed_on_as_they_are_accepted() -> None:
+    target = toys.rand()
+    seen: list[list[int]] = []
+    decoder = Decoder(target, random_heads(target), TREES)
+    generated = decoder.generate(PROMPT, Static(3), 20, on_tokens=seen.append)
+    assert [len(tokens) for tokens in seen] == [s.emitted_tokens for s in generated.steps]
+    assert [token for tokens in seen for token in tokens] == generated.tokens
+
+
+def test_a_tree_must_fit_the_heads() -> None:
+    target = toys.rand()
+    with pytest.raises(TreeError, match="depth 4, and there are 3 heads"):
+        Decoder(target, random_heads(target), [chain(4)])
+    with pytest.raises(TreeError, match=r"child rank 3.*below 3"):
+        Decoder(target, random_heads(target, draft_ids=[1, 2, 3]), [Tree.of([(3,)])])
+    with pytest.raises(TreeError, match="there are 0 heads"):
+        Decoder(target, None, [chain(1)])
+
+
+@pytest.mark.parametrize("length", [0, 128, 200])
+def test_a_prompt_must_leave_a_position(length: int) -> None:
+    with pytest.raises(DataError, match=f"a prompt of {length} tokens; expected 1 to 127"):
+        Decoder(toys.rand(), None, [EMPTY]).generate([1] * length, Static(0), 5)
+
+
+def test_logits_that_are_not_finite_stop_decoding(tmp_path) -> None:
+    from entmtp_calib.targets.load import load_target
+
+    target = load_target(toys.save_rand(tmp_path), engine="transformers")
+    target.model.lm_head.weight.data[3] = float("inf")
+    with pytest.raises(ModelError, match="not finite"):
+        Decoder(target, None, [EMPTY]).generate(PROMPT, Static(0), 5)
+
+
+def test_random_trees_have_gaps_and_reordered_ranks() -> None:
+    """The lossless tests lean on it: a generator of tidy trees would test less."""
+    import random
+
+    trees = [random_tree(random.Random(seed), 12, 3, 8) for seed in range(10)]
+    assert any((1,) in t.paths and (0,) not in t.paths for t in trees)
