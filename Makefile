@@ -8,7 +8,11 @@ PROMPT ?= A baker sells 12 loaves in the morning and twice as many in the aftern
 # An index that has torch without CUDA, for a small install, for example
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-HEADS_ARGS ?= --kind hydra --out artifacts/heads/smollm2-135m-instruct-hydra
+# GSM8K's train split (never the test split: that one calibrates), a file with the field question
+GSM8K_TRAIN ?=
+HEADS_ARGS ?=
+HEADS := artifacts/heads/smollm2-135m-instruct
+HEADS_WORK ?= artifacts/training/smollm2-135m-instruct
 SMOKE_BUILD ?= --preset quick --search-prompts 2 --select-prompts 2 --report-prompts 2 \
 	--max-new-tokens 16 --max-nodes 6 --max-candidates 2
 SMOKE_VERIFY ?= --prompts 1 --max-new-tokens 12
@@ -49,8 +53,13 @@ decode: $(STAMP)  ## Decode PROMPT='...' with BANK=..., the newest one if not gi
 	if [ -z "$$bank" ]; then $(MAKE) --no-print-directory bank; bank="$$($(NEWEST_BANK))"; fi; \
 	$(ENTMTP) decode "$$bank" --prompt "$$PROMPT"
 
-heads: $(STAMP)  ## Train the default model's heads again (hours on a CPU; HEADS_ARGS=...).
-	$(ENTMTP) train-heads $(HEADS_ARGS)
+heads: $(STAMP)  ## Train the default model's heads again (hours on a CPU; GSM8K_TRAIN=train.jsonl).
+	@if [ -z "$(GSM8K_TRAIN)" ]; then echo "make heads needs GSM8K's train split: GSM8K_TRAIN=FILE" >&2; exit 2; fi
+	$(ENTMTP) train-heads --prompts "gsm8k=gsm8k:$(GSM8K_TRAIN)" \
+		--prompts code=humaneval:data/training/code.jsonl --prompts chat=custom:data/training/chat.jsonl \
+		--out $(HEADS)-hydra --work $(HEADS_WORK) $(HEADS_ARGS)
+	$(ENTMTP) train-heads --texts $(HEADS_WORK)/texts.jsonl --kind medusa --prefix-width 0 \
+		--out $(HEADS)-medusa --work $(HEADS_WORK) $(HEADS_ARGS)
 
 test: $(STAMP)  ## Run all tests.
 	$(PY) -m pytest -q

@@ -23,7 +23,7 @@ def build_bank(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Grow trees, measure them, and write the bank of those worth using.
+    """Grow trees, measure them, write a bank of the best.
 
     Without --model and --heads it is the embedded default's. The same command again resumes.
     """

@@ -15,7 +15,7 @@ def grow(
     run: options.RunArgument,
     json: console.JsonFile = None,
 ) -> None:
-    """Go on with a run up to its grown trees; shows the acceptance frontier."""
+    """Go on with a run: grow trees from its trace."""
     from entmtp_calib.records import CANDIDATES_SCHEMA
     from entmtp_calib.stages.build_bank import resume
     from entmtp_calib.stages.grow import GROWN
@@ -25,15 +25,15 @@ def grow(
     grown = outcome.read_table(done, GROWN, CANDIDATES_SCHEMA).to_pylist()
     frontier = [row for row in grown if row["on_frontier"]]
     document = {**outcome.document(done), "grown": len(grown), "frontier": frontier}
-    console.present(lambda: _print(frontier, len(grown), outcome.facts(done, GROWN)), document, json)
+    facts = outcome.facts(done, GROWN)
+    console.present(lambda: _print(frontier, len(grown), facts), document, json)
 
 
-def _print(
-    frontier: Sequence[Mapping[str, Any]], grown: int, facts: list[tuple[str, str]]
-) -> None:
+def _print(frontier: Sequence[Mapping[str, Any]], grown: int, facts: list[tuple[str, str]]) -> None:
     console.show_table(COLUMNS, map(_cells, frontier))
-    console.write(f"\n{len(frontier)} of {grown} grown trees: more nodes, strictly more acceptance\n")
-    console.show_facts(facts)
+    console.write("\n")
+    rule = f"{len(frontier)} of {grown} grown trees (more nodes, strictly more acceptance)"
+    console.show_facts([("frontier", rule), *facts])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -21,8 +21,16 @@ import typer
 from typer.core import TyperGroup
 
 from cli import console
+from cli.build_bank import build_bank
+from cli.decode import decode
 from cli.doctor import doctor
+from cli.grow import grow
+from cli.recalibrate import recalibrate
+from cli.rollout import rollout
 from cli.show import show
+from cli.time import time
+from cli.train_heads import train_heads
+from cli.verify import verify
 from entmtp_calib.errors import EntmtpError
 
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143  # 128 + signal, as a shell reports them
@@ -83,7 +91,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (show, doctor):
+COMMANDS = (
+    *(build_bank, recalibrate, decode, verify, show, doctor),
+    *(rollout, grow, time),
+    train_heads,
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -195,7 +195,7 @@ def _with_settings(
 
 def _flag(name: str, kind: Any, text: str) -> inspect.Parameter:
     flag = FLAG_NAMES.get(name, f"--{name.replace('_', '-')}")
-    metavar = {int: "N", float: "X", tuple[int, ...]: "N"}.get(kind)
+    metavar = {int: "N", float: "X", str: "NAME", tuple[int, ...]: "N"}.get(kind)
     several = list[int] if kind == tuple[int, ...] else kind
     return inspect.Parameter(
         name,
@@ -215,4 +215,4 @@ def _preset_values(field: Any) -> str:
 def _written(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value))
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

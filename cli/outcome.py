@@ -1,4 +1,4 @@
-"""What the commands that measure show at their end: the trees, the policies, and where it all is."""
+"""What the commands that measure show at their end: trees, policies, and where it all is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from cli.figures import TREE_COLUMNS, bounds, number, tree_cells
 from cli.show import bank_document
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from entmtp_calib.bank import Bank
     from entmtp_calib.stages.build_bank import Outcome
 
@@ -44,6 +46,13 @@ def document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def read_table(outcome: Outcome, name: str, schema: pa.Schema) -> pa.Table:
+    """One of the tables that the run has written."""
+    from entmtp_calib.artifacts import RunFolder
+
+    return RunFolder.open(outcome.folder).read_table(name, schema)
+
+
 def facts(outcome: Outcome, file: str | None = None) -> list[tuple[str, str]]:
     """Where the prompts came from, and where the result is."""
     place = ("file", outcome.folder / file) if file else ("run folder", outcome.folder)
@@ -66,7 +75,7 @@ def _print(outcome: Outcome) -> None:
     console.write("\n")
     if bank:
         if bank.trees[bank.best].n_nodes == 0:
-            console.write("no tree beats plain decoding here; the bank's best is plain decoding\n")
+            console.write("no grown tree beats plain decoding here: it is the bank's best\n")
         else:
             console.write(f"best: {bank.trees[bank.best].id}\n")
         console.write("\non the report split, which chose nothing:\n")

@@ -44,14 +44,19 @@ def recalibrate(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Measure an existing bank again: on new heads, data or hardware.
+    """Measure a bank again: on new heads, data or hardware.
 
     The bank stays as it is; the new one has a run folder of its own, beside it or at --out. What
     is not given is as it was. For a run without a bank it is the stage after grow.
     """
     changes = {
-        **{"task": task, "data": data, "model": model, "heads": heads},
-        **{"device": device, "dtype": dtype, "engine": engine},
+        "task": task,
+        "data": data,
+        "model": model,
+        "heads": heads,
+        "device": device,
+        "dtype": dtype,
+        "engine": engine,
         **settings,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
@@ -93,13 +98,13 @@ def _print(rows: Sequence[Mapping[str, Any]], facts: list[tuple[str, str]]) -> N
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    live = [row[f"recalibrated_{name}"] for name in ("emitted", "low", "high")]
+    emitted, low, high = (row[f"recalibrated_{name}"] for name in ("emitted", "low", "high"))
     return [
         row["tree"],
         str(row["n_nodes"]),
         str(row["depth"]),
         number(row["joint_emitted"], 3),
-        bounds(*live, 3),
+        bounds(emitted, low, high, 3),
         number(row["replay_emitted"], 3),
         number(row["optimism"], 3),
     ]

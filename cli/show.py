@@ -11,24 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import console
+from cli.figures import TREE_COLUMNS, tree_cells
 from entmtp_calib.errors import EntmtpError, UsageError
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw
 
 if TYPE_CHECKING:
     from entmtp_calib.bank import Bank
     from entmtp_calib.policy import Policy
-    from entmtp_calib.timing import Interval
 
-COLUMNS = (
-    "tree",
-    "nodes",
-    "depth",
-    "emitted/step [95 %]",
-    "accepted/step",
-    "step ms",
-    "tokens/s [95 %]",
-    "speed-up [95 %]",
-)
 # Facts of the model, the heads and the machine that a reader needs; `--json` has all of them.
 _MODEL = ("name", "dtype", "device", "engine", "fingerprint")
 _HEADS = ("name", "kind", "n_heads", "fingerprint")
@@ -110,20 +100,18 @@ def bank_document(bank: Bank) -> dict[str, Any]:
 
 def print_bank(bank: Bank) -> None:
     """The bank's trees with their costs, its policies, and what all that holds for."""
-    rows = (
-        (
-            entry.tree.id + (" *" if index == bank.best else ""),
-            str(entry.tree.n_nodes),
-            str(entry.tree.depth),
-            _interval(entry.mean_emitted_tokens, 3),
-            _number(entry.mean_emitted_tokens.value - 1, 3),
-            _number(entry.step_ms, 3),
-            _interval(entry.tokens_per_second, 2),
-            _interval(entry.speedup_over_plain, 3),
+    rows = [
+        tree_cells(
+            entry.tree,
+            entry.mean_emitted_tokens,
+            entry.step_ms,
+            entry.tokens_per_second,
+            entry.speedup_over_plain,
         )
-        for index, entry in enumerate(bank.entries)
-    )
-    console.show_table(COLUMNS, rows)
+        for entry in bank.entries
+    ]
+    rows[bank.best][0] += " *"
+    console.show_table(TREE_COLUMNS, rows)
     console.write("* the fastest; with --policy static it is the one in use\n\n")
     console.show_facts(_facts(bank))
 
@@ -135,7 +123,9 @@ def _facts(bank: Bank) -> Iterator[tuple[str, str]]:
     yield "model", _listed(bank.model, _MODEL)
     yield "heads", _listed(bank.heads, _HEADS)
     yield "hardware", _listed(bank.hardware, _HARDWARE)
-    yield "splits", _listed(bank.splits, bank.splits)
+    if "data" in bank.splits:
+        yield "data", str(bank.splits["data"].get("description", ""))
+    yield "splits", _listed(bank.splits, ("search", "select", "report"))
     yield "seeds", _listed(bank.seeds, bank.seeds)
     yield "created", bank.created
     for note in bank.notes:
@@ -169,14 +159,3 @@ def _brief(value: Any) -> str:
     if isinstance(value, list | dict):
         return str(len(value))
     return value[:12] if re.fullmatch("[0-9a-f]{64}", str(value)) else str(value)
-
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}"
-
-
-def _interval(interval: Interval, digits: int) -> str:
-    low, value, high = (
-        _number(number, digits) for number in (interval.low, interval.value, interval.high)
-    )
-    return f"{value} [{low}, {high}]"

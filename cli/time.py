@@ -9,7 +9,7 @@ def time(
     run: options.RunArgument,
     json: console.JsonFile = None,
 ) -> None:
-    """Go on with a run up to its timing; shows the trees that ran end to end."""
+    """Go on with a run: time its trees."""
     from entmtp_calib.stages.build_bank import resume
     from entmtp_calib.stages.time import TIMING
 

@@ -70,8 +70,8 @@ class BuildConfig(Settings):
 
     task: str = "gsm8k"
     search_prompts: int = 40
-    select_prompts: int = 10
-    report_prompts: int = 10
+    select_prompts: int = 8
+    report_prompts: int = 8
     max_new_tokens: int = 128
     max_prompt_tokens: int = 1400
     max_nodes: int = 64
@@ -79,9 +79,9 @@ class BuildConfig(Settings):
     """0 means as deep as the heads go."""
     max_rank: int = 16
     """Child ranks a tree may use; at most the trace's rank cap."""
-    max_candidates: int = 10
+    max_candidates: int = 8
     """Grown trees that are run live; 0 means the whole acceptance frontier."""
-    timing_rounds: int = 2
+    timing_rounds: int = 1
     step_repetitions: int = 9
     context_lengths: tuple[int, ...] = (128, 256, 512)
     temperature: float = 0.0
@@ -157,9 +157,10 @@ class TrainConfig(Settings):
     own_projection: bool = False
     draft_vocab: int = 6144
     """Tokens that can be drafted, the most frequent ones; 0 means all."""
-    epochs: int = 5
-    batch_tokens: int = 4096
-    lr: float = 1e-3
+    epochs: int = 4
+    batch_tokens: int = 3072
+    """Padded tokens a batch, prompts included."""
+    lr: float = 1.5e-3
     final_lr: float = 0.02
     """Last learning rate as a share of the first."""
     warmup: float = 0.03
@@ -168,7 +169,7 @@ class TrainConfig(Settings):
     dropout: float = 0.0
     soft_weight: float = 0.5
     """Share of the target's distribution in the label; the rest is the token it wrote."""
-    held_out: int = 96
+    held_out: int = 60
     """Texts kept for validation, from all sources alike."""
     checkpoint_seconds: float = 120.0
     seed: int = 0

@@ -82,7 +82,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
 def test_logits_that_are_not_finite_stop_the_run(bad: float) -> None:
     rows = LOGITS.repeat(2, 1)
     rows[1, 2] = bad
-    with pytest.raises(ModelError, match="position 12 are not finite.*float32"):
+    with pytest.raises(ModelError, match=r"position 12 are not finite.*float32"):
         choose(rows, [11, 12], SamplingConfig())
 
 

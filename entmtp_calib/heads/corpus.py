@@ -38,6 +38,7 @@ def write_corpus(
 
     `path` is a JSONL file of texts; it may hold part of them from an earlier, stopped run.
     """
+    _drop_partial_line(path)
     known = {(text.source, text.prompt_ids): text for text in read_corpus(path)}
     left = sorted(
         {item for item in prompts if item not in known}, key=lambda item: (len(item[1]), item)
@@ -57,15 +58,12 @@ def write_corpus(
 
 
 def read_corpus(path: Path) -> list[Text]:
-    """The texts of a corpus file; a last line cut short by a kill is dropped."""
+    """The texts of a corpus file; none where there is no file."""
     if not path.exists():
         return []
     texts = []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        path.write_bytes(whole)
-    for number, line in enumerate(whole.decode("utf-8").split("\n")[:-1], start=1):
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if lines != [""] else [], start=1):
         try:
             row = json.loads(line)
             source, prompt, completion = row["source"], row["prompt_ids"], row["completion_ids"]
@@ -77,6 +75,15 @@ def read_corpus(path: Path) -> list[Text]:
             ) from error
         texts.append(Text(source, tuple(prompt), tuple(completion)))
     return texts
+
+
+def _drop_partial_line(path: Path) -> None:
+    """Remove what a killed run left of a line, so that the next text is not glued to it."""
+    if path.exists():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            path.write_bytes(whole)
 
 
 @torch.inference_mode()

@@ -225,10 +225,10 @@ class Trainer:
         config: TrainConfig,
         features: FeatureSet,
         training: Sequence[int],
-        folder: Path,
+        checkpoint: Path,
     ) -> None:
         self.heads, self.config, self.features = heads, config, features
-        self.training, self.path = list(training), folder / "checkpoint.pt"
+        self.training, self.path = list(training), checkpoint
         self.at = Checkpoint(0, 0, 0, [])
         self.loss = Loss(heads, config)
         self.optimizer = torch.optim.AdamW(

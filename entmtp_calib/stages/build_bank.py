@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,16 @@ def recalibrate_bank(
 
     Args:
         path: the bank's run folder or file; it is not changed.
-        changes: fields of `Inputs` or `BuildConfig` to replace; None keeps the bank's.
+        changes: fields of `Inputs` or `BuildConfig` to replace; None keeps the bank's. Another
+            task without data has its usual set.
     """
     folder = path.parent if path.is_file() else path
     bank = Bank.load(path)
+    if out and out.resolve() == folder.resolve():
+        raise UsageError(f"--out {out}, the bank's own folder", "another folder")
     config, inputs = read_settings(folder)
+    if changes.get("task") not in (None, config.task):
+        inputs = replace(inputs, data=None)
     settings, sources = config.to_dict(), vars(inputs).copy()
     for name, value in changes.items():
         if value is not None:

@@ -17,7 +17,7 @@ from entmtp_calib.errors import ArtifactError, UsageError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.progress import Progress, Silent
-from entmtp_calib.prompts import Prompt, encode
+from entmtp_calib.prompts import Prompt, PromptSet, encode, load_prompts
 from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
@@ -224,7 +224,7 @@ class Divergence:
     logit_gap: float
     """Plain decoding's logit of its token minus that of the other; NaN where a text ends."""
     rows: int
-    """Rows of the verify pass that chose the differing token."""
+    """Rows of the pass that chose the differing token."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +236,17 @@ class Verification:
     tokens_greedy: int
     tokens_sampled: int
     divergences: tuple[Divergence, ...]
+
+
+def bank_prompts(
+    bank_path: Path, limit: int, task: str | None = None, data: str | None = None
+) -> PromptSet:
+    """The first prompts of the data that a bank was built on, or of another task or file."""
+    bank = Bank.load(bank_path)
+    folder = bank_path if bank_path.is_dir() else bank_path.parent
+    if data is None and task in (None, bank.task) and (folder / "run.json").is_file():
+        data = read_settings(folder)[1].data
+    return load_prompts(task or bank.task, Path(data) if data else None, limit)
 
 
 def verify(
@@ -296,13 +307,17 @@ def _first_divergence(
     if expected is not None and found is not None:
         logits = _plain_logits(session.target, [*prompt_ids, *plain.tokens[:at]])
         gap = float(logits[expected] - logits[found])
-    step = next(s for s in other.steps if s.position + s.emitted_tokens > len(prompt_ids) + at)
+    place = len(prompt_ids) + at
+    rows = next(
+        (s.rows for s in other.steps if s.position < place <= s.position + s.emitted_tokens),
+        len(prompt_ids),
+    )
     return {
         "position": at,
         "expected": expected,
         "found": found,
         "logit_gap": gap,
-        "rows": step.rows,
+        "rows": rows,
     }
 
 

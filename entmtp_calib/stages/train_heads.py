@@ -28,6 +28,7 @@ from entmtp_calib.provenance import provenance
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 
+WORK = "work.json"
 _SOURCE = re.compile(
     r"((?P<name>[a-z0-9]+)=)?(?P<task>[a-z0-9]+)(:(?P<data>.+?))?(@(?P<limit>[1-9][0-9]*))?"
 )
@@ -90,8 +91,10 @@ def train_heads(
     prompts = [
         (source, load_prompts(source.task, _path(source.data), source.limit)) for source in sources
     ]
+    if texts_file and not texts_file.is_file():
+        raise DataError(f"{texts_file} does not exist", "a corpus", "check the path after --texts")
     target = load_target(model, device=device, dtype=dtype, engine="transformers")
-    work.mkdir(parents=True, exist_ok=True)
+    _claim(work, target, max_new_tokens)
     wanted = [
         (source.name, tuple(encode(target.tokenizer, prompt.messages)))
         for source, found in prompts
@@ -105,7 +108,8 @@ def train_heads(
     training, held_out = hold_out(features, config)
     draft_ids = draft_vocabulary(features, training, config.draft_vocab)
     heads = new_heads(config, target, draft_ids)
-    trainer = Trainer(heads, config, features, training, work)
+    checkpoint = work / f"{out.resolve().name}.checkpoint.pt"
+    trainer = Trainer(heads, config, features, training, checkpoint)
     history = trainer.run(lambda h: validate(h, features, held_out), progress)
     positions = sum(features.positions(i) for i in training)
     record = {
@@ -144,6 +148,26 @@ def hold_out(features: FeatureSet, config: TrainConfig) -> tuple[list[int], list
 
 def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+def _claim(work: Path, target: Target, max_new_tokens: int) -> None:
+    """Refuse a work folder whose texts another target wrote, or under another limit."""
+    with files.writing(work):
+        work.mkdir(parents=True, exist_ok=True)
+    mine = {
+        **target_facts(target),
+        "dtype": str(target.dtype),
+        "max_new_tokens": max_new_tokens,
+    }
+    if not (work / WORK).exists():
+        files.write_json(work / WORK, mine)
+    elif (theirs := files.read_json(work / WORK)) != mine:
+        raise DataError(
+            f"{work} holds the work for {theirs.get('name')} with {theirs.get('max_new_tokens')}"
+            f" tokens per text",
+            f"work for {target.name} of the same weights and dtype with {max_new_tokens} tokens",
+            "pass another --work, or delete that folder",
+        )
 
 
 def _check_enough(texts: Sequence[Text]) -> None:

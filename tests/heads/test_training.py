@@ -98,7 +98,7 @@ def test_trained_heads_draft_what_the_target_writes(
     heads = new_heads(config, target, None)
     training = [i for i in range(len(features)) if i % 8]
     held_out = [i for i in range(len(features)) if not i % 8]
-    trainer = Trainer(heads, config, features, training, tmp_path)
+    trainer = Trainer(heads, config, features, training, tmp_path / "c.pt")
     history = trainer.run(lambda h: validate(h, features, range(len(features))), Silent())
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
     assert len(held_out) == 4
@@ -124,9 +124,8 @@ def test_a_stopped_training_ends_with_the_same_weights(
     config = TrainConfig.from_dict({**SMALL.to_dict(), "checkpoint_seconds": 0.0})
     indices = range(len(features))
 
-    def trainer(folder: Path) -> Trainer:
-        folder.mkdir(exist_ok=True)
-        return Trainer(new_heads(config, target, None), config, features, indices, folder)
+    def trainer(path: Path) -> Trainer:
+        return Trainer(new_heads(config, target, None), config, features, indices, path)
 
     whole = trainer(tmp_path / "whole")
     history = whole.run(lambda h: {}, Silent())
@@ -143,7 +142,8 @@ def test_a_checkpoint_of_other_settings_is_refused(
 ) -> None:
     for lr in (0.02, 0.01):
         config = TrainConfig.from_dict({**SMALL.to_dict(), "lr": lr, "epochs": 1})
-        trainer = Trainer(new_heads(config, target, None), config, features, range(8), tmp_path)
+        path = tmp_path / "c.pt"
+        trainer = Trainer(new_heads(config, target, None), config, features, range(8), path)
         if lr == 0.02:
             trainer.run(lambda h: {}, Silent())
         else:

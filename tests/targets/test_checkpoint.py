@@ -81,9 +81,7 @@ def garble_header(path: Path) -> None:
         (garble_header, "not valid JSON"),
     ],
 )
-def test_a_damaged_shard_is_named(
-    sharded: Path, damage: Callable[[Path], None], fact: str
-) -> None:
+def test_a_damaged_shard_is_named(sharded: Path, damage: Callable[[Path], None], fact: str) -> None:
     shard = last_shard(sharded)
     damage(shard)
     with pytest.raises(ModelError, match=fact) as caught:
@@ -142,7 +140,7 @@ def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
             return (open, (str(marker), "w"))
 
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ModelError, match="could run code.*save_pretrained"):
+    with pytest.raises(ModelError, match=r"could run code.*save_pretrained"):
         load_target(folder)
     assert not marker.exists()
 

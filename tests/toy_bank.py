@@ -1,0 +1,80 @@
+"""The command line on toys: how tests call it, and what they call it on.
+
+The words of `save_hostile` are what consoles like to eat or to choke on, so every text that a test
+decodes with them is a test of printing too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import toys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from toy_heads import random_heads, save_for
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner, Result
+
+from cli.main import app
+from entmtp_calib.bank import Bank, BankEntry
+from entmtp_calib.policy import Hysteresis, Ladder, Static
+from entmtp_calib.provenance import hardware
+from entmtp_calib.signals import SignalSpec
+from entmtp_calib.targets.load import load_target
+from entmtp_calib.timing import Interval
+from entmtp_calib.tree import EMPTY, Tree, chain
+
+WORDS = ["[unk]", "List[int]", "a[1:]", "d[key]", "[/b]", "[red]", ":smile:", "\\", "é😀", "{x}"]
+BUSHY = Tree.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+SMALL = """
+    --task custom --search-prompts 3 --select-prompts 2 --report-prompts 2 --max-new-tokens 12
+    --max-nodes 6 --max-candidates 3 --timing-rounds 1 --step-repetitions 3 --context-length 8
+""".split()
+"""Sizes of a bank that is built in seconds."""
+
+
+def run(*arguments: object, text: str | bytes | None = None) -> Result:
+    """Call the command line in this process; `text` is its stdin."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+
+
+def write_prompts(file: Path, words: list[str], count: int) -> Path:
+    """A `custom` data file of short prompts, none twice."""
+    draw = random.Random(0)
+    prompts: dict[str, None] = {}
+    while len(prompts) < count:
+        prompts[" ".join(draw.choices(words, k=4 + len(prompts) % 3))] = None
+    rows = [json.dumps({"id": f"[{n}]", "prompt": prompt}) for n, prompt in enumerate(prompts)]
+    file.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return file
+
+
+def save_hostile(folder: Path) -> tuple[Path, Path]:
+    """RAND with `WORDS` for its vocabulary, and random Hydra heads for it: two folders."""
+    model = toys.save_rand(folder / "model")
+    words = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=WORDS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=WORDS[0]).save_pretrained(model)
+    target = load_target(model)
+    return model, save_for(random_heads(target, n_heads=4), target, folder / "heads")
+
+
+def save_switching_bank(file: Path) -> Path:
+    """A bank made by hand for `save_hostile`, whose policies use all of its trees."""
+    ones = Interval(1.0, 1.0, 1.0)
+    Bank(
+        task="custom",
+        model={"name": "model", "vocab_size": len(WORDS)},
+        heads={"name": "heads", "n_heads": 4},
+        entries=tuple(BankEntry(tree, ones, 1.0, ones, ones) for tree in (EMPTY, chain(2), BUSHY)),
+        policies={
+            "static": Static(2),
+            "ladder": Ladder(SignalSpec("path_value", 1), (0.1, 0.2), (0, 1, 2)),
+            "hysteresis": Hysteresis(SignalSpec("base_top1"), 0, 2, 0.7, 0.5),
+        },
+        best=2,
+        hardware=hardware(),
+    ).save(file)
+    return file
