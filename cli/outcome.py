@@ -75,7 +75,7 @@ def _print(outcome: Outcome) -> None:
     console.write("\n")
     if bank:
         if bank.trees[bank.best].n_nodes == 0:
-            console.write("no grown tree beats plain decoding here: it is the bank's best\n")
+            console.write("no grown tree is faster than plain decoding beyond doubt: use none\n")
         else:
             console.write(f"best: {bank.trees[bank.best].id}\n")
         console.write("\non the report split, which chose nothing:\n")

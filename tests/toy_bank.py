@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import toys
@@ -32,6 +34,33 @@ SMALL = """
     --max-nodes 6 --max-candidates 3 --timing-rounds 1 --step-repetitions 3 --context-length 8
 """.split()
 """Sizes of a bank that is built in seconds."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A bank that the command line built on CYCLE with perfect heads, and how."""
+
+    folder: Path
+    arguments: Sequence[object]
+    """All of build-bank's but --out."""
+    stdout: str
+    document: Path
+    """What --json wrote."""
+
+
+@dataclass(frozen=True)
+class Switching:
+    """A bank without a run folder, with model, heads and prompts whose words are hostile."""
+
+    bank: Path
+    model: Path
+    heads: Path
+    data: Path
+
+    @property
+    def arguments(self) -> list[object]:
+        """What decode and verify need first."""
+        return [self.bank, "--model", self.model, "--heads", self.heads]
 
 
 def run(*arguments: object, text: str | bytes | None = None) -> Result:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from entmtp_calib.heads.model import Heads, HeadsConfig, PrefixConfig
+from entmtp_calib.heads.model import Heads, HeadsConfig
 from entmtp_calib.heads.native import load_heads, save_heads
+from entmtp_calib.heads.prefix import PrefixConfig
 from entmtp_calib.targets.model import Target
 
 SMALL_PREFIX = PrefixConfig(

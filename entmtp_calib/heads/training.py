@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from entmtp_calib.config import TrainConfig
 from entmtp_calib.errors import HeadsError
 from entmtp_calib.heads.features import FeatureSet
-from entmtp_calib.heads.model import Heads, HeadsConfig, PrefixConfig, ResBlock
+from entmtp_calib.heads.model import Heads, HeadsConfig, ResBlock
+from entmtp_calib.heads.prefix import PrefixConfig
 from entmtp_calib.progress import Progress
 from entmtp_calib.targets.model import Target
 

@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 import toys
-from toy_bank import SMALL, run, save_hostile, save_switching_bank, write_prompts
+from toy_bank import (
+    SMALL,
+    Built,
+    Switching,
+    run,
+    save_hostile,
+    save_switching_bank,
+    write_prompts,
+)
 from toy_heads import perfect_cycle_heads, save_for
 
-
-@dataclass(frozen=True)
-class Built:
-    """A bank that the command line built on CYCLE with perfect heads, and how."""
-
-    folder: Path
-    arguments: Sequence[object]
-    """All of build-bank's but --out."""
-    stdout: str
-    document: Path
-    """What --json wrote."""
-
-
-@dataclass(frozen=True)
-class Switching:
-    """A bank without a run folder, with model, heads and prompts whose words are hostile."""
-
-    bank: Path
-    model: Path
-    heads: Path
-    data: Path
-
-    @property
-    def arguments(self) -> list[object]:
-        return [self.bank, "--model", self.model, "--heads", self.heads]
-
-
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+from entmtp_calib.targets.load import load_target
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +23,8 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     """Arguments that name CYCLE, its perfect heads and prompts for it."""
     folder = tmp_path_factory.mktemp("cycle")
     model = toys.save_cycle(folder / "model")
-    heads = save_for(perfect_cycle_heads(toys.cycle()), toys.cycle(), folder / "heads")
+    target = load_target(model)
+    heads = save_for(perfect_cycle_heads(target), target, folder / "heads")
     data = write_prompts(folder / "[id].jsonl", [f"t{n}" for n in range(64)], 9)
     return ["--model", model, "--heads", heads, "--data", data]
 

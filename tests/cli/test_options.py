@@ -1,4 +1,4 @@
-"""The flags of settings: one for each, and a value that can never work is one line that names it."""
+"""The flags of settings: one for each; a value that can never work is one line that names it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,134 @@
+"""`entmtp build-bank`: what it shows is what it wrote, and again it does nothing twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import toys
+from toy_bank import SMALL, Built, run, write_prompts
+from toy_heads import random_heads, save_for
+
+from cli import outcome
+from entmtp_calib.artifacts import RunFolder
+from entmtp_calib.bank import Bank
+from entmtp_calib.decoding import Decoder
+from entmtp_calib.stages.build_bank import Outcome
+from entmtp_calib.targets.load import load_target
+
+
+def test_the_run_is_complete_and_all_its_figures_are_shown(built: Built) -> None:
+    folder = RunFolder.open(built.folder)
+    folder.verify()
+    bank = Bank.load(built.folder)
+    lines = [line.split() for line in built.stdout.splitlines()]
+    in_bank = {line[0] for line in lines if line and line[-1] == "yes"}
+    assert in_bank == {tree.id for tree in bank.trees}
+    shown = {line[0] for line in lines if line}
+    assert shown >= {"plain", "hydra-default", "static", "ladder", "hysteresis"}
+    # Perfect heads: 12 tokens in 3 steps.
+    assert ["chain-4", "4", "4", "4.000", "[4.000,", "4.000]", "3.000"] in [x[:7] for x in lines]
+    data = built.arguments[-1]
+    assert f"data        9 prompts from {data} (9 rows read)\n" in built.stdout
+    assert built.stdout.endswith(f"run folder  {built.folder}\n")
+
+
+def test_json_has_what_the_screen_has(built: Built) -> None:
+    document = json.loads(built.document.read_text(encoding="utf-8"))
+    bank = Bank.load(built.folder)
+    assert [tree["id"] for tree in document["trees"] if tree["in_bank"]] == [
+        tree.id for tree in bank.trees
+    ]
+    assert document["folder"] == str(built.folder)
+    assert {row["policy"] for row in document["policies"]} >= {"plain", *bank.policies}
+    assert document["bank"]["trees"][1]["paths"] == bank.trees[1].to_list()
+
+
+def test_the_command_is_recorded(built: Built) -> None:
+    manifest = json.loads((built.folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["provenance"]["command"].startswith("entmtp")
+
+
+def test_the_same_command_again_computes_nothing(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a finished stage ran again")
+
+    before = {path: path.stat().st_mtime_ns for path in built.folder.glob("*.parquet")}
+    monkeypatch.setattr(Decoder, "generate", refuse)
+    result = run("build-bank", *built.arguments, "--out", built.folder)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == built.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in built.folder.glob("*.parquet")}
+
+
+def test_where_no_tree_is_faster_the_summary_says_so(
+    built: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bank = replace(Bank.load(built.folder), best=0)
+    outcome.present(Outcome(built.folder, "prompts [/b]", "select", bank), None)
+    shown = capsys.readouterr().out
+    assert "no grown tree is faster than plain decoding beyond doubt" in shown
+    assert "prompts [/b]" in shown
+
+
+def changed(arguments: object, flag: str, value: object) -> list[object]:
+    """The arguments with another value of one flag."""
+    words = list(arguments)  # type: ignore[call-overload]
+    words[words.index(flag) + 1] = value
+    return words
+
+
+def one_line(reason: str, *arguments: object) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1), result.output
+    assert reason in result.stderr
+    assert result.stdout == ""
+
+
+def test_data_that_cannot_be_used_is_one_line(built: Built, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    few = write_prompts(tmp_path / "few.jsonl", ["t1", "t2"], 3)
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "t1 t2"}\n{"question": "t3"}\n')
+    for data, reason in (
+        (tmp_path / "[/y].jsonl", "[/y].jsonl does not exist"),
+        (empty, "empty.jsonl is empty"),
+        (few, "7"),
+        (other, "row 2"),
+    ):
+        one_line(reason, "build-bank", *changed(built.arguments, "--data", data))
+    assert run("build-bank", "--task", "custom").exit_code == 2
+
+
+def test_a_model_or_heads_that_cannot_be_used_are_one_line(built: Built, tmp_path: Path) -> None:
+    target = load_target(toys.save_rand(tmp_path / "rand"))
+    foreign = save_for(random_heads(target), target, tmp_path / "foreign")
+    for flag, value, reason in (
+        ("--model", tmp_path / "[/y]", "[/y]' was not found"),
+        ("--heads", tmp_path / "nothing", "nothing is missing"),
+        ("--heads", foreign, "was made for the target rand"),
+    ):
+        one_line(reason, "build-bank", *changed(built.arguments, flag, value))
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(built: Built, tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "busy", {}):
+        one_line("in use by process", "build-bank", *built.arguments, "--out", tmp_path / "busy")
+    (tmp_path / "file").touch()
+    one_line("a file is in the way", "build-bank", *built.arguments, "--out", tmp_path / "file")
+
+
+def test_a_prompt_longer_than_the_limit_is_dropped_and_counted(built: Built) -> None:
+    arguments = [*built.arguments, "--max-prompt-tokens", "4"]
+    one_line("dropped: longer than 4 tokens", "build-bank", *arguments)
+
+
+def test_the_small_sizes_are_those_of_the_run(built: Built) -> None:
+    settings = RunFolder.open(built.folder).config["settings"]
+    assert settings["context_lengths"] == [8]
+    assert settings["max_nodes"] == int(SMALL[SMALL.index("--max-nodes") + 1])
