@@ -19,11 +19,12 @@ from entmtp_calib.policy import Static
 from entmtp_calib.prompts import encode, load_prompts, split
 from entmtp_calib.provenance import hardware
 from entmtp_calib.records import strict_json
-from entmtp_calib.replay import Trace, accepted, step_counts, walk
+from entmtp_calib.replay import accepted, step_counts, walk
 from entmtp_calib.stages.rollout import trace_prompt
 from entmtp_calib.stages.setup import model_facts, open_heads
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.timing import interleave, mean_interval, paired_bootstrap
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
 
 SIZES = (4, 8, 16, 63)

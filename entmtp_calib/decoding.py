@@ -19,15 +19,16 @@ from torch import Tensor
 
 from entmtp_calib.acceptance import accept, truncate
 from entmtp_calib.config import SamplingConfig
-from entmtp_calib.errors import DataError, TreeError
-from entmtp_calib.heads.model import RANK_CAP, Heads, HeadState
+from entmtp_calib.errors import DataError
+from entmtp_calib.heads.model import Heads, HeadState
+from entmtp_calib.plan import LevelPlan, Plan, check_tree
 from entmtp_calib.policy import Policy
 from entmtp_calib.sampling import choose
 from entmtp_calib.signals import AVERAGE_START, base_top1, entropy, next_average, signal_value
 from entmtp_calib.targets.cache import TreeCache
 from entmtp_calib.targets.model import Target
 from entmtp_calib.timing import Clock
-from entmtp_calib.topology import Level, Topology, compile_tree
+from entmtp_calib.topology import compile_tree
 from entmtp_calib.tree import EMPTY, Tree
 
 
@@ -72,36 +73,6 @@ class Generation:
 
 Observer = Callable[[Tensor, Tensor], None]
 """Sees (vectors [m, h], logits [m, V]) of the prompt's last row, then of each step's kept rows."""
-
-
-class Plan:
-    """One tree's topology as tensors on the device: all that a switch has to point at."""
-
-    def __init__(self, topology: Topology, device: torch.device) -> None:
-        self.tree, self.n_rows = topology.tree, topology.n_rows
-        self.parents: list[int] = topology.parents.tolist()
-        self.depths = torch.from_numpy(topology.depths).to(device)
-        self.depth_list: list[int] = topology.depths.tolist()
-        # One row needs no mask, and a chain's is the causal one.
-        is_chain = self.tree.n_nodes == self.tree.depth
-        mask = torch.from_numpy(topology.ancestor_mask)
-        self.mask = None if is_chain else mask.to(device)
-        self.levels = [LevelPlan(level, topology, device) for level in topology.levels]
-
-
-class LevelPlan:
-    """Index tensors of one level: which paths to extend, and where the choices go."""
-
-    def __init__(self, level: Level, topology: Topology, device: torch.device) -> None:
-        self.depth, self.first_chain = level.depth, level.first_chain
-        ancestors = topology.ancestor_mask[level.parent_rows]
-        paths = np.stack([np.flatnonzero(row) for row in ancestors])
-        self.path_rows = torch.from_numpy(paths).to(device)
-        self.node_parent = torch.from_numpy(level.node_parent).to(device)
-        self.node_rank = torch.from_numpy(level.node_rank).to(device)
-        self.node_rows = torch.from_numpy(level.node_rows).to(device)
-        others = np.arange(len(paths)) != level.first_chain
-        self.other_parents = torch.from_numpy(np.flatnonzero(others)).to(device)
 
 
 @dataclass
@@ -190,24 +161,6 @@ class Decoder:
                 "shorten the prompt",
             )
         return Decoding(self, prompt_ids, policy, min(max_new_tokens, limit), observer)
-
-
-def check_tree(tree: Tree, heads: Heads | None) -> None:
-    """Raise `TreeError` unless the heads can draft the tree."""
-    n_heads = heads.n_heads if heads else 0
-    if tree.depth > n_heads:
-        raise TreeError(
-            f"tree {tree.id} has depth {tree.depth}, and there are {n_heads} heads",
-            f"a depth of at most {n_heads}",
-            "use another tree, or heads with more depths",
-        )
-    width = heads.n_ranks if heads else RANK_CAP
-    if tree.max_rank >= width:
-        raise TreeError(
-            f"tree {tree.id} uses child rank {tree.max_rank}",
-            f"ranks below {width} with these heads",
-            "use a narrower tree",
-        )
 
 
 class Decoding:

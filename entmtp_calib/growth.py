@@ -16,7 +16,8 @@ import numpy as np
 from entmtp_calib.errors import TreeError
 from entmtp_calib.frontier import strict_pareto
 from entmtp_calib.progress import Progress, Silent
-from entmtp_calib.replay import Bools, Ints, StepCounts, Trace, step_counts, walk
+from entmtp_calib.replay import StepCounts, step_counts, walk
+from entmtp_calib.trace import Bools, Ints, Trace
 from entmtp_calib.tree import EMPTY, Path, Tree
 
 NO_CANDIDATE = -2  # no rank, not even a missing one (-1), equals it

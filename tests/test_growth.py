@@ -12,7 +12,8 @@ from traces import random_trace, trace_of
 
 from entmtp_calib.errors import TreeError
 from entmtp_calib.growth import acceptance_frontier, grow, grow_all
-from entmtp_calib.replay import Trace, accepted, step_counts, walk
+from entmtp_calib.replay import accepted, step_counts, walk
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import Tree, chain
 
 Path = tuple[int, ...]

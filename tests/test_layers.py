@@ -15,16 +15,16 @@ LIBRARY = ROOT / "entmtp_calib"
 # A module imports only from what stands above it; a package counts as one layer.
 LAYERS = """
     errors progress config tree records
-    topology acceptance sampling signals replay policy frontier growth
+    topology acceptance sampling signals policy trace replay fitting frontier growth
     timing provenance files artifacts prompts targets heads bank
-    decoding
+    plan decoding
     stages
 """.split()
 
 NO_TORCH = set(
     """
-    errors progress config tree records topology acceptance replay policy frontier growth
-    provenance files artifacts bank
+    errors progress config tree records topology acceptance policy trace replay fitting
+    frontier growth provenance files artifacts bank
     """.split()
 )
 HEAVY = {"torch", "transformers", "datasets", "pandas"}

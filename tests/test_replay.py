@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import random_trace, random_tree, trace_of
 
-from entmtp_calib import records
 from entmtp_calib.acceptance import accept
-from entmtp_calib.errors import DataError
 from entmtp_calib.policy import Hysteresis, Ladder, Policy, Static
 from entmtp_calib.replay import (
     NOT_CHOSEN,
     StepCounts,
-    Trace,
     accepted,
     counts_by_prompt,
     oracle_ms,
@@ -31,6 +27,7 @@ from entmtp_calib.replay import (
     walk_policy,
 )
 from entmtp_calib.signals import SignalSpec, next_average
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
 
 SEEDS = st.integers(0, 10**6)
@@ -272,50 +269,6 @@ def test_the_oracle_of_a_text_does_not_depend_on_the_others(seed: int) -> None:
         rows = trace.rows_of([prompt])
         alone += oracle_ms(trace.select([prompt]), table[:, rows], step_ms).tolist()
     assert oracle_ms(trace, table, step_ms).tolist() == pytest.approx(alone)
-
-
-def test_a_selection_keeps_whole_texts_in_the_order_asked() -> None:
-    trace = random_trace(3)
-    chosen = trace.select([2, 0])
-    assert chosen.prompt.tolist() == [2] * trace.lengths[2] + [0] * trace.lengths[0]
-    assert chosen.lengths.tolist() == [trace.lengths[2], trace.lengths[0]]
-    assert (chosen.ranks == trace.ranks[trace.rows_of([2, 0])]).all()
-
-
-def test_a_table_brings_each_split_back() -> None:
-    search, report = random_trace(1), random_trace(2)
-    table = pa.concat_tables([search.to_table("search"), report.to_table("report")])
-    assert table.schema.equals(records.TRACE_SCHEMA, check_metadata=True)
-    for split, trace in (("search", search), ("report", report)):
-        read = Trace.from_table(table, split)
-        for name in ("prompt", "position", "token", "ranks", "chain_probs", "base_top1", "entropy"):
-            before, after = getattr(trace, name), getattr(read, name)
-            assert (before == after).all()
-            assert before.dtype == after.dtype
-    with pytest.raises(DataError, match="no row of split 'select'"):
-        Trace.from_table(table, "select")
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"ranks": [[0], [0], [-1], [0], [0]]}, "past the end of a text"),
-        ({"ranks": [[0], [-2], [-1], [0], [-1]]}, "ranks below -1"),
-        ({"prompt": [0, 0, 1, 0, 0]}, "do not stand together"),
-        ({"position": [0, 1, 2, 1, 2]}, "do not count up from 0"),
-        ({"token": [1, 2]}, "columns of shapes"),
-    ],
-)
-def test_a_damaged_trace_is_refused(change: dict[str, list], problem: str) -> None:
-    trace = trace_of([[[0], [0], [-1]], [[0], [-1]]])
-    with pytest.raises(DataError, match=problem):
-        replace(trace, **{name: np.array(value) for name, value in change.items()})
-
-
-def test_an_empty_trace_is_refused() -> None:
-    trace = trace_of([[[0], [-1]]])
-    with pytest.raises(DataError, match="no rows"):
-        replace(trace, prompt=trace.prompt[:0])
 
 
 def test_a_large_trace_is_replayed_in_memory_that_grows_with_its_rows_only() -> None:

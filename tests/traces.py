@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entmtp_calib.replay import Trace
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import Tree
 
 

@@ -17,7 +17,8 @@ from entmtp_calib.growth import grow
 from entmtp_calib.heads.features import FeatureSet
 from entmtp_calib.heads.model import Heads, HeadState
 from entmtp_calib.heads.ranking import following_tokens, true_ranks
-from entmtp_calib.replay import Trace, accepted, step_counts, walk
+from entmtp_calib.replay import accepted, step_counts, walk
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import Tree, chain
 
 TREE_SIZES = (16, 63)

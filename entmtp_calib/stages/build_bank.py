@@ -17,7 +17,6 @@ from entmtp_calib.frontier import strict_pareto
 from entmtp_calib.policy import Static
 from entmtp_calib.progress import Progress
 from entmtp_calib.provenance import hardware, provenance
-from entmtp_calib.replay import Trace
 from entmtp_calib.stages.grow import grow
 from entmtp_calib.stages.policies import Costs, fit_policies, report
 from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees, recalibrate
@@ -25,6 +24,7 @@ from entmtp_calib.stages.rollout import read_trace, rollout
 from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
 from entmtp_calib.stages.time import TIMING, step_costs, time_trees
 from entmtp_calib.timing import Interval, is_tie, mean_interval, paired_bootstrap
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
 STAGES = ("rollout", "grow", "recalibrate", "time", "select")

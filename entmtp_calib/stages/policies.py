@@ -16,19 +16,15 @@ import numpy as np
 from entmtp_calib import records
 from entmtp_calib.bank import Bank
 from entmtp_calib.decoding import Decoder, Generation
-from entmtp_calib.policy import Fit, Policy, Static, fit_hysteresis, fit_ladder, fit_static
-from entmtp_calib.replay import (
-    Trace,
-    accepted,
-    oracle_ms,
-    prompt_ms,
-    walk_policy,
-)
+from entmtp_calib.fitting import Fit, fit_hysteresis, fit_ladder, fit_static
+from entmtp_calib.policy import Policy, Static
+from entmtp_calib.replay import accepted, oracle_ms, prompt_ms, walk_policy
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.stages.rollout import TRACE, read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.stages.time import signal_method
 from entmtp_calib.timing import interleave, paired_bootstrap
+from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
 STAGE, POLICIES = "policies", "policies.parquet"

@@ -14,11 +14,19 @@ from typing import Any
 
 from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.config import BuildConfig
-from entmtp_calib.errors import ArtifactError, HeadsError, UsageError
+from entmtp_calib.errors import ArtifactError, DataError, HeadsError, UsageError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.heads.native import heads_fingerprint, load_heads
 from entmtp_calib.progress import Progress, Silent
-from entmtp_calib.prompts import PromptSet, encode, keep_short, load_prompts, resolve_mode, split
+from entmtp_calib.prompts import (
+    PromptSet,
+    Splits,
+    encode,
+    keep_short,
+    load_prompts,
+    resolve_mode,
+    split,
+)
 from entmtp_calib.provenance import sha256_json
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
@@ -140,7 +148,7 @@ def open_run(
     progress = progress or Silent()
     prompts = load_prompts(config.task, Path(inputs.data) if inputs.data else None)
     sizes = (config.search_prompts, config.select_prompts, config.report_prompts)
-    split(prompts.prompts, sizes, config.seed)
+    _split(prompts, sizes, config.seed)
     target = load_target(
         inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
     )
@@ -202,10 +210,19 @@ def read_settings(path: Path) -> tuple[BuildConfig, Inputs]:
         ) from error
 
 
+def _split(prompts: PromptSet, sizes: tuple[int, int, int], seed: int) -> Splits:
+    """The splits; where there are too few prompts, the error says what became of the others."""
+    try:
+        return split(prompts.prompts, sizes, seed)
+    except DataError as error:
+        found = f"{error.found} in {prompts.source} ({prompts.counts()})"
+        raise DataError(found, error.expected, error.action) from None
+
+
 def _encoded_splits(
     kept: PromptSet, sizes: tuple[int, int, int], config: BuildConfig, target: Target
 ) -> dict[str, tuple[Encoded, ...]]:
-    parts = split(kept.prompts, sizes, config.seed)
+    parts = _split(kept, sizes, config.seed)
     return {
         name: tuple(
             Encoded(p.id, tuple(encode(target.tokenizer, p.messages, config.prompt_mode)))

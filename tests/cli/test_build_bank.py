@@ -23,13 +23,13 @@ def test_the_run_is_complete_and_all_its_figures_are_shown(built: Built) -> None
     folder = RunFolder.open(built.folder)
     folder.verify()
     bank = Bank.load(built.folder)
-    lines = [line.split() for line in built.stdout.splitlines()]
-    in_bank = {line[0] for line in lines if line and line[-1] == "yes"}
-    assert in_bank == {tree.id for tree in bank.trees}
-    shown = {line[0] for line in lines if line}
+    lines = [line.split() for line in built.stdout.splitlines() if line]
+    assert {line[0] for line in lines if line[-1] == "yes"} == {tree.id for tree in bank.trees}
+    shown = {line[0] for line in lines}
     assert shown >= {"plain", "hydra-default", "static", "ladder", "hysteresis"}
-    # Perfect heads: 12 tokens in 3 steps.
-    assert ["chain-4", "4", "4", "4.000", "[4.000,", "4.000]", "3.000"] in [x[:7] for x in lines]
+    # Perfect heads, four deep: 12 tokens in 3 steps. Timing decides which other trees are shown.
+    row = next(line for line in lines if line[0] == "hydra-default")
+    assert row[:7] == ["hydra-default", "63", "4", "4.000", "[4.000,", "4.000]", "3.000"]
     data = built.arguments[-1]
     assert f"data        9 prompts from {data} (9 rows read)\n" in built.stdout
     assert built.stdout.endswith(f"run folder  {built.folder}\n")
@@ -98,7 +98,7 @@ def test_data_that_cannot_be_used_is_one_line(built: Built, tmp_path: Path) -> N
     for data, reason in (
         (tmp_path / "[/y].jsonl", "[/y].jsonl does not exist"),
         (empty, "empty.jsonl is empty"),
-        (few, "7"),
+        (few, "3 distinct prompts are available in"),
         (other, "row 2"),
     ):
         one_line(reason, "build-bank", *changed(built.arguments, "--data", data))
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_used_is_one_line(built: Built, tmp_path: Path) 
 
 def test_a_prompt_longer_than_the_limit_is_dropped_and_counted(built: Built) -> None:
     arguments = [*built.arguments, "--max-prompt-tokens", "4"]
-    one_line("dropped: longer than 4 tokens", "build-bank", *arguments)
+    one_line("6 dropped: longer than 4 tokens", "build-bank", *arguments)
 
 
 def test_the_small_sizes_are_those_of_the_run(built: Built) -> None:

@@ -10,6 +10,7 @@ from toy_bank import Built, run
 
 from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.bank import Bank
+from entmtp_calib.records import CANDIDATES_SCHEMA
 
 
 def test_the_trees_are_measured_again_and_the_old_bank_stays(built: Built) -> None:
@@ -23,8 +24,8 @@ def test_the_trees_are_measured_again_and_the_old_bank_stays(built: Built) -> No
     again, first = Bank.load(place), Bank.load(built.folder)
     assert set(again.trees) <= set(first.trees)
     assert len(again.splits["select"]) == 3
-    for tree in first.trees:
-        assert f"\n{tree.id} " in result.stdout or result.stdout.startswith(tree.id)
+    table = RunFolder.open(place).read_table("candidates.parquet", CANDIDATES_SCHEMA)
+    assert {tree.id for tree in first.trees} <= set(table.column("tree").to_pylist())
 
 
 @pytest.mark.parametrize("flag", ["--data", "--max-new-tokens", "--out"])
