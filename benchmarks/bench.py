@@ -47,6 +47,8 @@ def main() -> None:
         for number, prompt in enumerate(ids["search"])
     ]
     trees = named_trees(Trace.joined(traces), heads.n_heads)
+    if options.only:
+        trees = {name: tree for name, tree in trees.items() if name in {"plain", *options.only}}
     texts = decode_all(target, heads, trees, ids["report"], options)
     rows = [row(name, tree, texts) for name, tree in trees.items()]
     print_rows(rows)
@@ -170,6 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=20, help="prompts that are measured")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--only", nargs="+", help="trees to run beside plain, such as best-16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

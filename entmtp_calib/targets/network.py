@@ -147,7 +147,8 @@ def _check_family(config: Any) -> None:
 def _check_loaded(path: Path, network: Any, info: dict[str, Any]) -> None:
     """No weight may be newly initialised, and none may have another shape."""
     tied = getattr(network, "_tied_weights_keys", None) or ()
-    allowed = set(tied) if network.config.get_text_config().tie_word_embeddings else set()
+    is_tied = getattr(network.config.get_text_config(), "tie_word_embeddings", False)
+    allowed = set(tied) if is_tied else set()
     missing = sorted(set(info.get("missing_keys", ())) - allowed)
     mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
     if missing or mismatched:

@@ -18,7 +18,7 @@ from entmtp_calib.tree import EMPTY
 
 PROMPT = "List[int] d[key] [/b]"
 POLICIES = ("static", "ladder", "hysteresis", "none", "hydra-default", "chain-2", BUSHY.id)
-SAMPLED = ("--temperature", 0.8, "--top-p", 0.95, "--seed", 3)
+SAMPLED = ("--temperature", 4, "--top-p", 0.98, "--seed", 3)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def expected(switching: Switching) -> str:
     """The sampled text by plain decoding, with nothing of the command line in between."""
     target = load_target(switching.model)
     ids = target.tokenizer.encode(PROMPT, add_special_tokens=False)
-    sampling = SamplingConfig(0.8, 0.95, 0, 3)
+    sampling = SamplingConfig(4.0, 0.98, 0, 3)
     generated = Decoder(target, None, [EMPTY], sampling).generate(ids, Static(0), 40)
     return str(target.tokenizer.decode(generated.tokens, skip_special_tokens=True))
 

@@ -23,8 +23,8 @@ SMALL = """
 def test_heads_are_trained_and_the_same_command_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = toys.save_rand(tmp_path / "rand")
-    data = write_prompts(tmp_path / "prompts.jsonl", [f"t{n}" for n in range(10)], 14)
+    model = toys.save_rand(tmp_path / "rand", vocab_size=20)
+    data = write_prompts(tmp_path / "prompts.jsonl", [f"t{n}" for n in range(20)], 14)
     places = ["--out", tmp_path / "heads", "--work", tmp_path / "work"]
     arguments = [*SMALL, "--model", model, "--prompts", f"words=custom:{data}@12", *places]
     first = run("train-heads", *arguments)
