@@ -94,7 +94,7 @@ def _config(settings: Mapping[str, Any]) -> TrainConfig:
 
 def _print(trained: Trained) -> None:
     rows = list(_rows(trained.history))
-    trees = list(rows[0][1]["emitted"])
+    trees = sorted(rows[0][1]["emitted"], key=lambda name: (not name.startswith("chain"), name))
     columns = ("epoch", "loss", "source", "top-1 per head", "top-5 per head", *trees)
     console.show_table(columns, (_cells(record, figures, trees) for record, figures in rows))
     console.write("\ntrees: emitted tokens per step on held-out texts\n")

@@ -90,9 +90,12 @@ def mean_interval(
     if not len(below):
         return Interval(math.nan, math.nan, math.nan)
     counts = _resamples(len(below), n_boot, seed)
-    return _interval(
-        float(above.sum() / below.sum()), (counts @ above) / (counts @ below), len(below)
-    )
+    value, resampled = float(above.sum() / below.sum()), (counts @ above) / (counts @ below)
+    if (above == 0).any():
+        return _interval(value, resampled, len(below))
+    # On the log, so that a widened interval of a positive figure stays positive.
+    log = _interval(math.log(value), np.log(resampled), len(below))
+    return Interval(math.exp(log.low), value, math.exp(log.high))
 
 
 def paired_bootstrap(

@@ -52,7 +52,7 @@ def test_equal_prompts_leave_no_doubt() -> None:
 
 
 def test_one_prompt_bounds_nothing() -> None:
-    assert mean_interval([6], [3]) == Interval(-math.inf, 2, math.inf)
+    assert mean_interval([6], [3]) == Interval(0.0, 2, math.inf)
     ratio = paired_bootstrap([10], [1], [10], [9])
     assert ratio.value == pytest.approx(9)
     assert (ratio.low, ratio.high) == (0, math.inf)
@@ -127,3 +127,7 @@ def test_timing_on_the_cpu_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_interval_of_a_positive_rate_stays_positive() -> None:
+    assert mean_interval([3, 40], [10, 11]).low > 0

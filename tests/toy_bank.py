@@ -100,7 +100,7 @@ def save_switching_bank(file: Path) -> Path:
         entries=tuple(BankEntry(tree, ones, 1.0, ones, ones) for tree in (EMPTY, chain(2), BUSHY)),
         policies={
             "static": Static(2),
-            "ladder": Ladder(SignalSpec("path_value", 1), (0.1, 0.2), (0, 1, 2)),
+            "ladder": Ladder(SignalSpec("path_value", 1), (0.18, 0.28), (0, 1, 2)),
             "hysteresis": Hysteresis(SignalSpec("base_top1"), 0, 2, 0.7, 0.5),
         },
         best=2,

@@ -16,6 +16,7 @@ from entmtp_calib.errors import ModelError
 
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _AGAIN = "download or copy the model again"
 
 
@@ -42,6 +43,16 @@ def check_folder(folder: Path) -> None:
                 f"{folder / shard} lacks {len(missing)} tensors of the index, such as {missing[0]}",
                 action=_AGAIN,
             )
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a folder without vocabulary, of which a library might make an empty tokenizer."""
+    if not any((folder / name).exists() for name in _VOCABULARIES):
+        raise ModelError(
+            f"{folder} has no tokenizer",
+            " or ".join(_VOCABULARIES),
+            "copy the tokenizer's files there, or name another tokenizer",
+        )
 
 
 def stray_single_file(folder: Path) -> bool:

@@ -67,8 +67,13 @@ def load_network(path: Path, dtype: torch.dtype | str, attention: str | None) ->
 
 def load_tokenizer(path: Path) -> Any:
     """The tokenizer in a folder or a .gguf file."""
+    if path.suffix != ".gguf":
+        checkpoint.check_tokenizer(path)
     with quiet(), _one_line(path, "the tokenizer of "):
-        return AutoTokenizer.from_pretrained(**_source(path))
+        tokenizer = AutoTokenizer.from_pretrained(**_source(path))
+        if path.suffix == ".gguf":
+            _name_ends(tokenizer, AutoConfig.from_pretrained(**_source(path)))
+    return tokenizer
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -98,6 +103,14 @@ def first_line(error: Exception) -> str:
     """The first line of an error of a library, or its type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
+
+
+def _name_ends(tokenizer: Any, config: Any) -> None:
+    """Take BOS and EOS from the GGUF file itself: some transformers releases swap the two."""
+    for role in ("bos_token", "eos_token"):
+        index = getattr(config, f"{role}_id", None)
+        if isinstance(index, int):
+            setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(index))
 
 
 def _source(path: Path) -> dict[str, Any]:

@@ -30,11 +30,12 @@ def test_heads_are_trained_and_the_same_command_resumes(
     first = run("train-heads", *arguments)
     assert first.exit_code == 0, first.output
     header, row = (line.split() for line in first.stdout.splitlines()[:2])
-    assert header[-3:] == ["best-16", "best-63", "chain-2"]
+    assert header[-3:] == ["chain-2", "best-16", "best-63"]
     assert (row[0], row[2]) == ("1", "words")
     assert first.stdout.endswith(f"heads       {tmp_path / 'heads'}\n")
     heads = load_heads(tmp_path / "heads", load_target(model))
-    assert (heads.kind, heads.n_heads, heads.has_prefix) == ("hydra", 2, True)
+    assert (heads.kind, heads.n_heads) == ("hydra", 2)
+    assert heads.prefix is not None
 
     def refuse(*_: Any) -> None:
         raise AssertionError("a text was generated again")

@@ -57,6 +57,14 @@ def test_a_corpus_goes_on_where_it_stopped(target: Target, tmp_path: Path, monke
     assert len(read_corpus(path)) == 4
 
 
+def test_a_corpus_is_read_whole_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"source": "x", "prompt_ids": [1], "completion_ids": [2, 3]}))
+    before = path.read_bytes()
+    assert [text.completion_ids for text in read_corpus(path)] == [(2, 3)]
+    assert path.read_bytes() == before
+
+
 def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text(json.dumps({"source": "x", "prompt_ids": [1]}) + "\n")
