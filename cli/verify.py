@@ -12,7 +12,7 @@ from entmtp_calib.config import DecodeConfig, SamplingConfig
 from entmtp_calib.errors import UsageError
 
 if TYPE_CHECKING:
-    from entmtp_calib.stages.decode import Divergence, Verification
+    from entmtp_calib.stages.verify import Divergence, Verification
 
 COLUMNS = ("prompt", "with", "temperature", "seed", "token", "expected", "found", "gap", "rows")
 
@@ -48,9 +48,10 @@ def verify(
         raise UsageError(f"--prompts {prompts}", "a whole number of at least 1")
     if temperature == 0:
         raise UsageError("--temperature 0", "a number above 0; greedy text is compared in any case")
-    from entmtp_calib.stages.decode import bank_prompts, open_session
-    from entmtp_calib.stages.decode import verify as compare
+    from entmtp_calib.stages.decode import open_session
     from entmtp_calib.stages.setup import Inputs
+    from entmtp_calib.stages.verify import bank_prompts
+    from entmtp_calib.stages.verify import verify as compare
 
     found = bank_prompts(bank, prompts, task, data)
     session = open_session(bank, Inputs(model, heads, None, device, dtype, engine))

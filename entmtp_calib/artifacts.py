@@ -32,7 +32,8 @@ RUN, MANIFEST, LOCK, PARTS = "run.json", "manifest.json", ".lock", ".parts"
 
 _MADE_BY = {
     "trace.parquet": "entmtp rollout",
-    "candidates.parquet": "entmtp grow",
+    "grown.parquet": "entmtp grow",
+    "candidates.parquet": "entmtp recalibrate",
     "timing.parquet": "entmtp time",
 }
 _MADE_BY_DEFAULT = "entmtp build-bank"

@@ -52,12 +52,12 @@ def heads_of_every_kind(target: Target) -> list[Heads]:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_random_trees_change_nothing(sampling: SamplingConfig) -> None:
     target, rng = toys.rand(), random.Random(0)
-    expected = plain(target, PROMPT, 40, sampling).tokens
+    expected = plain(target, PROMPT, 30, sampling).tokens
     for heads in heads_of_every_kind(target):
-        trees = [random_tree(rng, rng.randrange(1, 20), 3, heads.n_ranks) for _ in range(8)]
+        trees = [random_tree(rng, rng.randrange(1, 20), 3, heads.n_ranks) for _ in range(6)]
         decoder = Decoder(target, heads, trees, sampling)
         for index in range(len(trees)):
-            generated = decoder.generate(PROMPT, Static(index), 40)
+            generated = decoder.generate(PROMPT, Static(index), 30)
             assert generated.tokens == expected, trees[index]
 
 
@@ -83,13 +83,13 @@ def policies(n_trees: int) -> list[Policy]:
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
 def test_policies_change_nothing(sampling: SamplingConfig) -> None:
     target = toys.rand()
-    expected = plain(target, PROMPT, 60, sampling).tokens
+    expected = plain(target, PROMPT, 40, sampling).tokens
     trees = [EMPTY, chain(2), Tree.of([(0,), (1,), (1, 0), (0, 2), (0, 2, 1)])]
     used = set()
     for heads in heads_of_every_kind(target)[:2]:
         decoder = Decoder(target, heads, trees, sampling)
         for policy in policies(len(trees)):
-            generated = decoder.generate(PROMPT, policy, 60)
+            generated = decoder.generate(PROMPT, policy, 40)
             assert generated.tokens == expected, policy
             used |= {step.tree for step in generated.steps}
     assert used >= {0, 1, 2}

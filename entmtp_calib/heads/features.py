@@ -22,7 +22,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from entmtp_calib.errors import ModelError
 from entmtp_calib.progress import Progress
 from entmtp_calib.provenance import sha256_json
 from entmtp_calib.targets.model import Target
@@ -98,18 +97,16 @@ def _run_batch(target: Target, texts: Sequence[Text]) -> list[dict[str, Tensor]]
     for i, text in enumerate(texts):
         ids[i, : text.length] = torch.tensor(text.prompt_ids + text.completion_ids)
     # Right padding under a causal mask: no real row ever sees a padded one.
-    if target.model is None:
-        raise ModelError("hidden states of batches on the lean engine", "the engine transformers")
-    base = target.model.base_model
-    hidden = base(input_ids=ids.to(target.device), use_cache=False).last_hidden_state
+    hidden = target.hidden_states(ids)
     return [_soft_rows(target, text, ids[i], hidden[i]) for i, text in enumerate(texts)]
 
 
 def _soft_rows(target: Target, text: Text, ids: Tensor, hidden: Tensor) -> dict[str, Tensor]:
     n, before = text.length, len(text.prompt_ids) - 1
-    probs, index = target.logits(hidden[before:n]).softmax(-1).topk(SOFT_K, dim=-1)
-    soft_ids = torch.zeros(n, SOFT_K, dtype=torch.int32)
-    soft_probs = torch.zeros(n, SOFT_K, dtype=torch.float16)
+    k = min(SOFT_K, target.vocab_size)
+    probs, index = target.logits(hidden[before:n]).softmax(-1).topk(k, dim=-1)
+    soft_ids = torch.zeros(n, k, dtype=torch.int32)
+    soft_probs = torch.zeros(n, k, dtype=torch.float16)
     soft_ids[before:], soft_probs[before:] = index.int().cpu(), probs.half().cpu()
     return {
         "tokens": ids[:n].int(),

@@ -78,7 +78,7 @@ def new_heads(config: TrainConfig, target: Target, draft_ids: Tensor | None) -> 
 
 def _prefix_like(target: Target, width: int) -> PrefixConfig:
     """A prefix layer with the attention of the target's own layers."""
-    text = target.model.config.get_text_config()
+    text = target.config.get_text_config()
     n_heads = text.num_attention_heads
     rope = getattr(text, "rope_parameters", None) or {}
     return PrefixConfig(

@@ -1,4 +1,4 @@
-"""Decode: generate with a bank and a policy; and verify that neither changes the text."""
+"""Decode: a bank with its target and heads, and text with any of its policies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from entmtp_calib.bank import Bank
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.decoding import Decoder, Generation
 from entmtp_calib.errors import ArtifactError, UsageError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import Policy, Static
-from entmtp_calib.progress import Progress, Silent
-from entmtp_calib.prompts import Prompt, PromptSet, encode, load_prompts
+from entmtp_calib.prompts import Prompt, encode
 from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
@@ -208,120 +205,3 @@ def summary(decoded: Sequence[Decoded], trees: Sequence[Tree]) -> dict[str, Any]
             if index in with_pass
         },
     }
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where a text first differs from plain decoding's, and how near the choice was."""
-
-    prompt: str
-    method: str
-    sampling: SamplingConfig
-    position: int
-    """0-based in the generated text."""
-    expected: int | None
-    found: int | None
-    logit_gap: float
-    """Plain decoding's logit of its token minus that of the other; NaN where a text ends."""
-    rows: int
-    """Rows of the pass that chose the differing token."""
-
-
-@dataclass(frozen=True)
-class Verification:
-    """How much was compared, and every first divergence."""
-
-    texts: int
-    tokens: int
-    tokens_greedy: int
-    tokens_sampled: int
-    divergences: tuple[Divergence, ...]
-
-
-def bank_prompts(
-    bank_path: Path, limit: int, task: str | None = None, data: str | None = None
-) -> PromptSet:
-    """The first prompts of the data that a bank was built on, or of another task or file."""
-    bank = Bank.load(bank_path)
-    folder = bank_path if bank_path.is_dir() else bank_path.parent
-    if data is None and task in (None, bank.task) and (folder / "run.json").is_file():
-        data = read_settings(folder)[1].data
-    return load_prompts(task or bank.task, Path(data) if data else None, limit)
-
-
-def verify(
-    session: Session,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int,
-    sampled: SamplingConfig,
-    progress: Progress | None = None,
-) -> Verification:
-    """Decode with every tree and policy, greedy and sampled, and compare with plain decoding.
-
-    Args:
-        sampled: the sampling beside greedy decoding; its seed changes with each prompt.
-    """
-    progress = progress or Silent()
-    methods: dict[str, Policy] = {tree.id: Static(i) for i, tree in enumerate(session.trees)}
-    methods |= {f"policy {name}": policy for name, policy in session.bank.policies.items()}
-    del methods[EMPTY.id]
-    progress.start("verifying", 2 * len(prompts) * len(methods))
-    tokens = {"greedy": 0, "sampled": 0}
-    divergences = []
-    for number, prompt in enumerate(prompts):
-        ids = session.encode(prompt)
-        for kind in tokens:
-            settings = SamplingConfig() if kind == "greedy" else _with_seed(sampled, number)
-            decoder = session.decoder(settings)
-            plain = decoder.generate(ids, session.policy(PLAIN), max_new_tokens)
-            for name, policy in methods.items():
-                other = decoder.generate(ids, policy, max_new_tokens)
-                tokens[kind] += len(other.tokens)
-                if other.tokens != plain.tokens:
-                    found = _first_divergence(session, ids, plain, other)
-                    divergences.append(Divergence(prompt.id, name, settings, **found))
-                progress.advance(1, f"{sum(tokens.values())} tokens, {len(divergences)} differ")
-    progress.done()
-    return Verification(
-        texts=2 * len(prompts) * len(methods),
-        tokens=sum(tokens.values()),
-        tokens_greedy=tokens["greedy"],
-        tokens_sampled=tokens["sampled"],
-        divergences=tuple(divergences),
-    )
-
-
-def _with_seed(sampling: SamplingConfig, number: int) -> SamplingConfig:
-    return SamplingConfig.from_dict({**sampling.to_dict(), "seed": sampling.seed + number})
-
-
-def _first_divergence(
-    session: Session, prompt_ids: Sequence[int], plain: Generation, other: Generation
-) -> dict[str, Any]:
-    pairs = zip(plain.tokens, other.tokens, strict=False)
-    shorter = min(len(plain.tokens), len(other.tokens))
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-    expected = plain.tokens[at] if at < len(plain.tokens) else None
-    found = other.tokens[at] if at < len(other.tokens) else None
-    gap = float("nan")
-    if expected is not None and found is not None:
-        logits = _plain_logits(session.target, [*prompt_ids, *plain.tokens[:at]])
-        gap = float(logits[expected] - logits[found])
-    place = len(prompt_ids) + at
-    rows = next(
-        (s.rows for s in other.steps if s.position < place <= s.position + s.emitted_tokens),
-        len(prompt_ids),
-    )
-    return {
-        "position": at,
-        "expected": expected,
-        "found": found,
-        "logit_gap": gap,
-        "rows": rows,
-    }
-
-
-def _plain_logits(target: Target, ids: Sequence[int]) -> torch.Tensor:
-    cache = target.new_cache(len(ids))
-    hidden = target.forward(list(ids), list(range(len(ids))), cache)
-    return target.logits(hidden[-1:])[0]

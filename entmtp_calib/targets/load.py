@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from entmtp_calib.errors import ModelError
-from entmtp_calib.targets.cores import usable_cores
+from entmtp_calib.provenance import usable_cores
 from entmtp_calib.targets.default import NAME, default_folder
 from entmtp_calib.targets.facts import facts_of
 from entmtp_calib.targets.hf import TransformersEngine

@@ -60,15 +60,20 @@ def _tree_error(engine: Engine, cache: TreeCache, ids: Tensor, expected: Tensor)
     depths = torch.tensor(_DEPTHS, device=device)
     tree = engine.logits(engine.hidden(tree_ids, _CONTEXT + depths, cache, _ancestors().to(device)))
     errors = [
-        (tree[list(path)] - logits[_CONTEXT:-1]).abs().max()
+        _difference(tree[list(path)], logits[_CONTEXT:-1])
         for path, logits in zip(_PATHS, expected, strict=True)
     ]
     cache.commit(_PATHS[-1])
     after = torch.tensor([cache.length], device=device)
     following = engine.logits(engine.hidden(ids[-1:], after, cache, None))
-    errors.append((following[0] - expected[-1, -1]).abs().max())
-    # Values that are not finite compare as equal: they are reported where tokens are chosen.
-    return float(torch.stack(errors).nan_to_num(0.0, 0.0, 0.0).max())
+    errors.append(_difference(following[0], expected[-1, -1]))
+    return max(errors)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Largest difference; a model that is itself not finite is reported when tokens are chosen."""
+    difference = (found - expected).abs().nan_to_num(torch.inf)
+    return float(difference.where(expected.isfinite(), 0.0).max())
 
 
 def _token_ids(model: Any) -> Tensor:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import toys
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from entmtp_calib.errors import ModelError
 from entmtp_calib.targets.cache import TreeCache
 from entmtp_calib.targets.hf import TransformersEngine
+from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.selfcheck import self_check
 
 
@@ -35,16 +39,34 @@ class Faulty(TransformersEngine):
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = super().logits(hidden)
-        return logits * 0.5 if self.fault == "output layer" else logits
+        logits = logits * 0.5 if self.fault == "output layer" else logits
+        return logits * torch.nan if self.fault == "not finite" else logits
 
 
 @pytest.mark.parametrize(
     "fault",
-    ["siblings seen", "inverted mask", "positions in a row", "rows not gathered", "output layer"],
+    [
+        "siblings seen",
+        "inverted mask",
+        "positions in a row",
+        "rows not gathered",
+        "output layer",
+        "not finite",
+    ],
 )
 def test_a_fault_does_not_pass(fault: str) -> None:
     with pytest.raises(ModelError, match=r"'llama' with attention 'sdpa' \(transformers engine"):
         self_check(Faulty(fault), toys.rand().model)
+
+
+def test_a_model_that_overflows_itself_is_left_to_where_tokens_are_chosen(tmp_path: Path) -> None:
+    folder = toys.save_rand(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] *= 1e5
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    target = load_target(folder, dtype="float16")
+    hidden = target.forward([1, 2], [0, 1], target.new_cache(2))
+    assert not target.logits(hidden).isfinite().all()
 
 
 def test_a_sound_engine_passes() -> None:
