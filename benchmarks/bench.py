@@ -15,11 +15,11 @@ from typing import Any
 
 from entmtp_calib.decoding import Decoder
 from entmtp_calib.growth import grow
+from entmtp_calib.heads.validation import emitted_per_step
 from entmtp_calib.policy import Static
 from entmtp_calib.prompts import encode, load_prompts, split
 from entmtp_calib.provenance import hardware
 from entmtp_calib.records import strict_json
-from entmtp_calib.replay import accepted, step_counts, walk
 from entmtp_calib.stages.rollout import trace_prompt
 from entmtp_calib.stages.setup import model_facts, open_heads
 from entmtp_calib.targets.load import load_target
@@ -73,16 +73,11 @@ def named_trees(trace: Trace, depth: int) -> dict[str, Tree]:
     grown = [entry.tree for d in range(1, depth + 1) for entry in grow(trace, d, max(SIZES), 32)]
     for size in SIZES:
         fitting = [tree for tree in grown if tree.n_nodes == size]
-        trees[f"best-{size}"] = max(fitting, key=lambda tree: emitted(trace, tree))
+        if fitting:
+            trees[f"best-{size}"] = max(fitting, key=lambda tree: emitted_per_step(trace, tree))
     if depth >= HYDRA_DEFAULT.depth:
         trees["hydra-default"] = HYDRA_DEFAULT
     return trees
-
-
-def emitted(trace: Trace, tree: Tree) -> float:
-    """Replayed mean acceptance length."""
-    lengths = accepted(tree, trace.ranks)
-    return step_counts(trace, lengths, walk(trace, lengths)).mean_emitted
 
 
 def decode_all(

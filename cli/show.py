@@ -112,7 +112,7 @@ def print_bank(bank: Bank) -> None:
     ]
     rows[bank.best][0] += " *"
     console.show_table(TREE_COLUMNS, rows)
-    console.write("* the fastest; with --policy static it is the one in use\n\n")
+    console.write("* in use with --policy static: the fastest, or the smallest tied with it\n\n")
     console.show_facts(_facts(bank))
 
 

@@ -84,9 +84,9 @@ def _print(result: Verification, data: str) -> None:
     console.show_table(COLUMNS, map(_cells, result.divergences))
     console.write(
         f"\nNOT lossless here: {len(result.divergences)} of {result.texts} texts differ\n"
-        "gap: plain decoding's logit of the expected token minus that of the found one. Near 0 it\n"
-        "is a near-tie, which rounding may decide otherwise in a pass of other rows; anything\n"
-        "larger is a fault.\n"
+        "gap: plain decoding's logit of the expected token minus that of the found one (sampled:\n"
+        "with the noise of the draw). Near 0 it is a near-tie, which rounding may decide\n"
+        "otherwise in a pass of other rows; anything larger is a fault.\n"
     )
 
 

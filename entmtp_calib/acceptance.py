@@ -11,18 +11,24 @@ paths, only rows.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Literal
+from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length"]
 
 
-def accept(parents: Sequence[int], tokens: Sequence[int], choices: Sequence[int]) -> list[int]:
+class ByRow(Protocol):
+    """Something with a token per row: a list, or choices that are made when looked at."""
+
+    def __getitem__(self, row: int, /) -> int: ...
+
+
+def accept(parents: Sequence[int], tokens: Sequence[int], choices: ByRow) -> list[int]:
     """Rows of the accepted path in order, the root's row 0 left out.
 
     Args:
         parents: [n + 1] parent row of each row; parents stand before their children.
         tokens: [n + 1] token of each row, the root first.
-        choices: [n + 1] what the target chooses after each row.
+        choices: [n + 1] what the target chooses after each row; read on the accepted path only.
 
     From the root, move to the child whose token is the target's choice. Of siblings with equal
     tokens the lowest row wins. Lists are faster than arrays here.

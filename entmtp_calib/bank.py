@@ -105,7 +105,7 @@ class Bank:
         heads: facts of the heads: kind, n_heads, name, fingerprint.
         entries: the trees, strictly rising in nodes.
         policies: by name; their indices count the entries.
-        best: index of the fastest tree.
+        best: index of the fastest tree, or of the smallest that ties with it.
         hardware: the machine the costs are of (`provenance.hardware`).
         splits: the prompts used for each purpose.
         seeds: by name.

@@ -71,6 +71,27 @@ class Generation:
         return len(self.tokens) / len(self.steps)
 
 
+class Choices:
+    """What the target chooses after each row of a pass; draws are made only where looked at.
+
+    Greedy choices of all rows are one operation. A draw sorts a whole vocabulary, and of a tree's
+    rows only those on the accepted path are ever asked for.
+    """
+
+    def __init__(self, logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> None:
+        self._logits, self._positions, self._sampling = logits, positions, sampling
+        self._known: dict[int, int] = {}
+        if sampling.temperature == 0:
+            self._known = dict(enumerate(choose(logits, positions, sampling).tolist()))
+
+    def __getitem__(self, row: int) -> int:
+        if row not in self._known:
+            at = slice(row, row + 1)
+            chosen = choose(self._logits[at], [self._positions[row]], self._sampling)
+            self._known[row] = int(chosen)
+        return self._known[row]
+
+
 Observer = Callable[[Tensor, Tensor], None]
 """Sees (vectors [m, h], logits [m, V]) of the prompt's last row, then of each step's kept rows."""
 
@@ -176,6 +197,7 @@ class Decoding:
     ) -> None:
         self.decoder, self.policy, self.observer, self.room = decoder, policy, observer, room
         self.target, self.heads, self.clock = decoder.target, decoder.heads, decoder.clock
+        self.eos_ids = decoder.target.eos_ids
         self.tokens: list[int] = []
         self.steps: list[Step] = []
         self.reason: str | None = None
@@ -196,13 +218,14 @@ class Decoding:
         logits = self.target.logits(hidden[-1:])
         if self.observer:
             self.observer(self._vectors(hidden)[-1:], logits)
-        self._next_root(logits)
+        self.root_logits = logits[0]
+        self.root = Choices(logits, [self.cache.length], self.decoder.sampling)[0]
 
     def step(self) -> list[int]:
         """One step; returns its tokens, which count."""
         started = self.clock.now()
         left = self.room - len(self.tokens)
-        tokens, self.reason = truncate([self.root], self.target.eos_ids, left)
+        tokens, self.reason = truncate([self.root], self.eos_ids, left)
         if self.reason:
             done = self._record(started, started, tree=-1, rows=0, emitted=1, signal=None)
         else:
@@ -212,10 +235,14 @@ class Decoding:
         return tokens
 
     def probe(self, policy: Policy) -> Step:
-        """Take a step with another policy and take it back: for timing many on one state."""
+        """Take a step with another policy and take it back: for timing many on one state.
+
+        It never ends the text, so that it costs what a step inside a text does.
+        """
         kept = dict(vars(self))
         length, past, vectors = self.cache.length, self.head_state.past, self.head_state.vectors
         self.tokens, self.steps, self.policy = [], [], policy
+        self.eos_ids = frozenset()
         self.policy_state = policy.start()
         self.step()
         done = self.steps[0]
@@ -238,13 +265,15 @@ class Decoding:
         hidden = self.target.forward(draft, positions, self.cache, plan.mask)
         logits = self.target.logits(hidden)
         after = [position + depth + 1 for depth in plan.depth_list]
-        choices = choose(logits, after, self.decoder.sampling).tolist()
+        choices = Choices(logits, after, self.decoder.sampling)
         ids = draft.tolist()
         rows = [0, *accept(plan.parents, ids, choices)]
-        tokens, self.reason = truncate([ids[row] for row in rows], self.target.eos_ids, left)
+        tokens, self.reason = truncate([ids[row] for row in rows], self.eos_ids, left)
         rows = rows[: len(tokens)]
         self.cache.commit(rows)
         self._take(hidden[rows], positions[rows], logits[rows])
+        if self.reason is None:
+            self.root, self.root_logits = choices[rows[-1]], logits[rows[-1]]
         accepted = len(tokens) - 1
         self.average = next_average(self.average, accepted, plan.n_rows > 1)
         return tokens, self._record(started, drafted, index, plan.n_rows, len(tokens), signal)
@@ -255,12 +284,6 @@ class Decoding:
             self._observe(hidden, positions)
         if self.observer:
             self.observer(self._vectors(hidden), logits)
-        if self.reason is None:
-            self._next_root(logits[-1:])
-
-    def _next_root(self, logits: Tensor) -> None:
-        self.root_logits = logits[0]
-        self.root = int(choose(logits, [self.cache.length], self.decoder.sampling))
 
     def _observe(self, hidden: Tensor, positions: Tensor) -> None:
         if self.heads:

@@ -39,10 +39,14 @@ def choose(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -
         )
     if sampling.temperature == 0:
         return index
+    return noisy_scores(logits, positions, sampling).argmax(dim=-1)
+
+
+def noisy_scores(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> Tensor:
+    """Log-probabilities plus noise [n, V] in float64: their argmax is the draw."""
     scores = log_probabilities(logits, sampling)
     noise = {position: gumbel(sampling.seed, position, logits.shape[-1]) for position in positions}
-    gumbels = torch.stack([noise[position] for position in positions]).to(scores.device)
-    return (scores + gumbels).argmax(dim=-1)
+    return scores + torch.stack([noise[position] for position in positions]).to(scores.device)
 
 
 def log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:

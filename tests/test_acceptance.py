@@ -79,3 +79,12 @@ def test_a_text_goes_on_while_there_is_room_and_no_stop_token() -> None:
 def test_the_first_of_several_stop_tokens_ends_the_text() -> None:
     assert truncate((1, 5, 2, 4), frozenset({4, 5}), 10) == ([1, 5], "stop")
     assert truncate([4], {4}, 1) == ([4], "stop")
+
+
+def test_choices_off_the_accepted_path_are_never_looked_at() -> None:
+    class OnlyPath(dict[int, int]):
+        def __missing__(self, row: int) -> int:
+            raise AssertionError(f"row {row} is off the path")
+
+    parents, tokens = [-1, 0, 0, 1, 1, 2], [9, 5, 6, 7, 8, 7]
+    assert accept(parents, tokens, OnlyPath({0: 5, 1: 8, 4: 1})) == [1, 4]

@@ -17,6 +17,7 @@ from entmtp_calib.policy import Hysteresis, Ladder, Policy, Static
 from entmtp_calib.replay import NOT_CHOSEN, accepted, walk_policy
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.stages.rollout import trace_prompt
+from entmtp_calib.targets.load import load_target
 from entmtp_calib.tree import EMPTY, Tree, chain
 
 PROMPT = (2, 7, 1, 8, 2, 8)
@@ -90,6 +91,15 @@ def test_a_probe_leaves_no_mark() -> None:
     ]
 
 
+def test_a_probe_is_a_whole_step_where_the_text_would_end(tmp_path) -> None:
+    root = Decoder(toys.rand(), None, [EMPTY]).generate(PROMPT, Static(0), 1).tokens[0]
+    target = load_target(toys.save_rand(tmp_path, config_eos=root))
+    state = Decoder(target, random_heads(target), TREES).start(PROMPT, Static(2), 30)
+    assert [state.probe(Static(i)).rows for i in range(len(TREES))] == [1, 2, 4, 7]
+    assert state.step() == [root]
+    assert state.reason == "stop"
+
+
 def test_tokens_are_handed_on_as_they_are_accepted() -> None:
     target = toys.rand()
     seen: list[list[int]] = []
@@ -116,8 +126,6 @@ def test_a_prompt_must_leave_a_position(length: int) -> None:
 
 
 def test_logits_that_are_not_finite_stop_decoding(tmp_path) -> None:
-    from entmtp_calib.targets.load import load_target
-
     target = load_target(toys.save_rand(tmp_path), engine="transformers")
     target.model.lm_head.weight.data[3] = float("inf")
     with pytest.raises(ModelError, match="not finite"):

@@ -194,16 +194,21 @@ class Heads(nn.Module):
         """Child ranks a tree may use: what can be drafted, at most `RANK_CAP`."""
         return min(RANK_CAP, self.config.draft_vocab_size or self.config.vocab_size)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the heads compute in; the target's own weights may be of another type."""
+        return self.head(1).first.linear.weight.dtype
+
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids of any shape -> scaled embeddings [..., h]."""
-        return F.embedding(ids, self.embedding) * self.config.embed_scale
+        return F.embedding(ids, self.embedding).to(self.dtype) * self.config.embed_scale
 
     def project(self, head: Head, x: Tensor) -> Tensor:
         """[..., h] -> draft logits [..., Vd], float32."""
         if head.projection is not None:
             return head.projection(x).float()
         assert self.shared_projection is not None  # the constructor gave it: no own projection
-        return F.linear(x, self.shared_projection).float()
+        return F.linear(x.to(self.shared_projection.dtype), self.shared_projection).float()
 
     def observe(self, state: HeadState, hidden: Tensor, positions: Tensor) -> None:
         """Take in newly committed rows.
@@ -212,6 +217,7 @@ class Heads(nn.Module):
             hidden: [n, h] the target's hidden states of the rows, after its final norm.
             positions: [n] their absolute positions.
         """
+        hidden = hidden.to(self.dtype)
         if self.prefix is None:
             state.vectors = hidden
             return

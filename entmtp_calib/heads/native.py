@@ -59,7 +59,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise HeadsError(f"{path} cannot be read ({error})", "a JSON document") from error
-    version = description.get("format_version")
+    version = description.get("format_version") if isinstance(description, dict) else None
     if version != HEADS_FORMAT:
         raise HeadsError(
             f"{path} has format version {version}", f"version {HEADS_FORMAT}", "train them again"
@@ -68,12 +68,25 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def load_heads(folder: Path, target: Target) -> Heads:
-    """Load heads for `target`, on its device; raises `HeadsError` if they do not belong to it."""
+    """Load heads for `target`, on its device and of its type.
+
+    Raises:
+        HeadsError: a file is damaged, or the heads do not belong to the target.
+    """
     description = read_description(folder)
-    config = HeadsConfig.from_dict(description["architecture"])
-    _check_target(folder, config, description["target"], target)
+    try:
+        config = HeadsConfig.from_dict(description["architecture"])
+        made_for = dict(description["target"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HeadsError(
+            f"{folder / DESCRIPTION} does not describe heads ({error!r})",
+            "an architecture and a target",
+            "copy it again",
+        ) from error
+    _check_target(folder, config, made_for, target)
     tensors = _read_tensors(folder / TENSORS)
     draft_ids = tensors.pop("draft_ids", None)
+    _check_draft_ids(folder / TENSORS, draft_ids, config)
     heads = Heads(
         config,
         target.embedding_weight,
@@ -81,7 +94,7 @@ def load_heads(folder: Path, target: Target) -> Heads:
         None if draft_ids is None else draft_ids.long().to(target.device),
     )
     _fill(heads, tensors, folder / TENSORS)
-    heads = heads.to(target.device).eval().requires_grad_(False)
+    heads = heads.to(target.device, target.dtype).eval().requires_grad_(False)
     heads.pack()
     return heads
 
@@ -105,6 +118,23 @@ def _check_target(
                 f"{what} {ours}, that of {target.name}",
                 "pass the heads of this target, or train some with entmtp train-heads",
             )
+
+
+def _check_draft_ids(path: Path, ids: Tensor | None, config: HeadsConfig) -> None:
+    """Draft ids that do not fit would be found only while decoding, or never."""
+    size = config.draft_vocab_size
+    if ids is None and size is None:
+        return
+    if ids is None or ids.shape != (size,) or ids.is_floating_point():
+        found = "no draft_ids" if ids is None else f"draft_ids of shape {list(ids.shape)}"
+        raise HeadsError(f"{path} has {found}", f"{size or 'no'} token ids, as {DESCRIPTION} says")
+    values = set(ids.tolist())
+    if len(values) < len(ids) or min(values) < 0 or max(values) >= config.vocab_size:
+        raise HeadsError(
+            f"{path}: draft_ids are not {len(ids)} different tokens of the target",
+            f"ids from 0 to {config.vocab_size - 1}",
+            "copy it again",
+        )
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -62,5 +62,8 @@ def _rows(embeddings: Tensor | None) -> int:
 
 
 def can_pack_all(weights: list[Tensor]) -> bool:
-    """Whether every weight is on the CPU and has a float16 form."""
-    return all(weight.device.type == "cpu" and fits_half(weight) for weight in weights)
+    """Whether every weight is float32 on the CPU and has a float16 form."""
+    return all(
+        weight.device.type == "cpu" and weight.dtype == torch.float32 and fits_half(weight)
+        for weight in weights
+    )

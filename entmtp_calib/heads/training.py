@@ -182,7 +182,8 @@ class Loss:
         hard_score = logits.gather(1, labels[:, None])[:, 0]
         soft_score = (logits.gather(1, soft_ids.clamp(min=0)) * soft).sum(1)
         score = (1 - weight) * hard_score + weight * soft_score
-        return (logits.logsumexp(1) - score).mean()
+        # A batch of short texts may have no position so deep; a mean of nothing would be NaN.
+        return (logits.logsumexp(1) - score).sum() / max(len(score), 1)
 
 
 def batches(

@@ -37,11 +37,13 @@ def recalibrate(run: Run, trees: Sequence[Tree] | None = None) -> None:
         trees: the trees to measure; None takes those of the growth stage.
     """
     grown = None if trees is not None else run.folder.read_table(GROWN, records.CANDIDATES_SCHEMA)
+    references = reference_trees(run.max_depth, run.n_ranks)
     inputs = {
         "text": run.text_inputs,
         "trace": run.folder.sha256(TRACE),
         "grown": grown and run.folder.sha256(GROWN),
         "trees": [tree.to_list() for tree in trees or ()],
+        "references": [tree.id for tree in references],
         "max_candidates": run.config.max_candidates,
     }
     if run.folder.is_done(STAGE, inputs):
@@ -50,7 +52,7 @@ def recalibrate(run: Run, trees: Sequence[Tree] | None = None) -> None:
     if trees is None:
         frontier = [Tree.of(row["paths"]) for row in rows.values() if row["on_frontier"]]
         trees = thin_out(frontier, run.config.max_candidates)
-    live = {tree.id: tree for tree in [*reference_trees(run.max_depth, run.n_ranks), *trees]}
+    live = {tree.id: tree for tree in [*references, *trees]}
     measured = _measure(run, list(live.values()), inputs)
     for name, tree in live.items():
         row = rows.setdefault(name, {**tree_columns(tree, tree.depth), "on_frontier": False})

@@ -94,7 +94,11 @@ class Run:
         return {
             "model": self.target.fingerprint,
             "dtype": str(self.target.dtype),
+            # Engines and kinds of device round differently, which may decide a near-tie.
+            "engine": self.target.engine,
+            "device": self.target.device.type,
             "heads": self.heads_facts["fingerprint"],
+            "architecture": self.heads.config.to_dict(),
             "prompts": {name: [p.ids for p in prompts] for name, prompts in self.splits.items()},
             "max_new_tokens": config.max_new_tokens,
             "sampling": config.sampling.to_dict(),

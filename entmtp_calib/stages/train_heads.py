@@ -23,7 +23,7 @@ from entmtp_calib.heads.native import save_heads
 from entmtp_calib.heads.training import Trainer, draft_vocabulary, new_heads
 from entmtp_calib.heads.validation import validate
 from entmtp_calib.progress import Progress, Silent
-from entmtp_calib.prompts import encode, load_prompts
+from entmtp_calib.prompts import encode, keep_short, load_prompts
 from entmtp_calib.provenance import provenance
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
@@ -94,14 +94,20 @@ def train_heads(
     if texts_file and not texts_file.is_file():
         raise DataError(f"{texts_file} does not exist", "a corpus", "check the path after --texts")
     target = load_target(model, device=device, dtype=dtype, engine="transformers")
+    room = target.max_positions - max_new_tokens
+    if room < 1:
+        raise UsageError(
+            f"--max-new-tokens {max_new_tokens}",
+            f"less than the {target.max_positions} positions of {target.name}",
+        )
     _claim(work, target, max_new_tokens)
     wanted = [
         (source.name, tuple(encode(target.tokenizer, prompt.messages)))
         for source, found in prompts
-        for prompt in found.prompts
+        for prompt in keep_short(found, target.tokenizer, room).prompts
     ]
     texts = write_corpus(target, wanted, max_new_tokens, work / "texts.jsonl", progress)
-    texts += read_corpus(texts_file) if texts_file else []
+    texts = without_repeats(texts + (read_corpus(texts_file) if texts_file else []))
     _check_enough(texts)
     paths = write_features(target, texts, work / "features", progress)
     features = FeatureSet(paths)
@@ -126,6 +132,11 @@ def train_heads(
     files.write_json(out / "history.json", history)
     parameters = sum(p.numel() for p in heads.parameters())
     return Trained(out, history, positions, parameters)
+
+
+def without_repeats(texts: Sequence[Text]) -> list[Text]:
+    """The first text of every prompt: one that comes twice could be learned and held out."""
+    return list({text.prompt_ids: text for text in reversed(texts)}.values())[::-1]
 
 
 def target_facts(target: Target) -> dict[str, Any]:

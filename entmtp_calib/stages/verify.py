@@ -15,6 +15,7 @@ from entmtp_calib.decoding import Generation
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.prompts import Prompt, PromptSet, load_prompts
+from entmtp_calib.sampling import noisy_scores
 from entmtp_calib.stages.decode import PLAIN, Session
 from entmtp_calib.stages.setup import read_settings
 from entmtp_calib.targets.model import Target
@@ -33,7 +34,10 @@ class Divergence:
     expected: int | None
     found: int | None
     logit_gap: float
-    """Plain decoding's logit of its token minus that of the other; NaN where a text ends."""
+    """How far plain decoding's token is ahead of the other; NaN where a text ends.
+
+    A difference of logits; when sampling, with the noise of the draw, in the same unit.
+    """
     rows: int
     """Rows of the pass that chose the differing token."""
 
@@ -89,7 +93,7 @@ def verify(
                 other = decoder.generate(ids, policy, max_new_tokens)
                 tokens[kind] += len(other.tokens)
                 if other.tokens != plain.tokens:
-                    found = _first_divergence(session, ids, plain, other)
+                    found = _first_divergence(session, ids, plain, other, settings)
                     divergences.append(Divergence(prompt.id, name, settings, **found))
                 progress.advance(1, f"{sum(tokens.values())} tokens, {len(divergences)} differ")
     progress.done()
@@ -107,18 +111,22 @@ def _with_seed(sampling: SamplingConfig, number: int) -> SamplingConfig:
 
 
 def _first_divergence(
-    session: Session, prompt_ids: Sequence[int], plain: Generation, other: Generation
+    session: Session,
+    prompt_ids: Sequence[int],
+    plain: Generation,
+    other: Generation,
+    sampling: SamplingConfig,
 ) -> dict[str, Any]:
     pairs = zip(plain.tokens, other.tokens, strict=False)
     shorter = min(len(plain.tokens), len(other.tokens))
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
     expected = plain.tokens[at] if at < len(plain.tokens) else None
     found = other.tokens[at] if at < len(other.tokens) else None
+    place = len(prompt_ids) + at
     gap = float("nan")
     if expected is not None and found is not None:
         logits = _plain_logits(session.target, [*prompt_ids, *plain.tokens[:at]])
-        gap = float(logits[expected] - logits[found])
-    place = len(prompt_ids) + at
+        gap = logit_gap(logits, place, sampling, expected, found)
     rows = next(
         (s.rows for s in other.steps if s.position < place <= s.position + s.emitted_tokens),
         len(prompt_ids),
@@ -130,6 +138,16 @@ def _first_divergence(
         "logit_gap": gap,
         "rows": rows,
     }
+
+
+def logit_gap(
+    logits: torch.Tensor, position: int, sampling: SamplingConfig, expected: int, found: int
+) -> float:
+    """By how much one token [V] wins over another at a position, in logits; see `Divergence`."""
+    if sampling.temperature == 0:
+        return float(logits[expected] - logits[found])
+    scores = noisy_scores(logits[None], [position], sampling)[0]
+    return float(scores[expected] - scores[found]) * sampling.temperature
 
 
 def _plain_logits(target: Target, ids: Sequence[int]) -> torch.Tensor:

@@ -11,9 +11,12 @@ import toys
 from safetensors.torch import load_file, save_file
 from toy_heads import random_heads, save_for, saved_and_loaded
 
+from entmtp_calib.decoding import Decoder
 from entmtp_calib.errors import HeadsError
 from entmtp_calib.heads.native import heads_fingerprint, load_heads
+from entmtp_calib.policy import Static
 from entmtp_calib.targets.load import load_target
+from entmtp_calib.tree import EMPTY, chain
 
 VARIANTS = [
     {"kind": "hydra"},
@@ -107,3 +110,46 @@ def test_each_damage_has_its_line(damage, message: str, tmp_path: Path) -> None:
     damage(folder)
     with pytest.raises(HeadsError, match=message):
         load_heads(folder, target)
+
+
+def damage_architecture(folder: Path) -> None:
+    path = folder / "heads.json"
+    description = json.loads(path.read_text())
+    description["architecture"]["widths"] = 3
+    path.write_text(json.dumps(description))
+
+
+def replace_draft_ids(folder: Path, ids: list[int]) -> None:
+    tensors = load_file(folder / "heads.safetensors")
+    tensors["draft_ids"] = torch.tensor(ids, dtype=torch.int32)
+    save_file(tensors, folder / "heads.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "heads.json").write_text("[]"), "format version None"),
+        (lambda folder: (folder / "heads.json").write_text('{"format_version": 1}'), "describe"),
+        (damage_architecture, "does not describe heads.*widths"),
+        (lambda folder: replace_draft_ids(folder, [1, 2]), r"shape \[2\]; expected 3 token ids"),
+        (lambda folder: replace_draft_ids(folder, [1, 2, 99_999]), "not 3 different tokens"),
+        (lambda folder: replace_draft_ids(folder, [1, 2, 2]), "not 3 different tokens"),
+    ],
+)
+def test_a_description_that_does_not_fit_has_its_line(damage, message: str, tmp_path: Path) -> None:
+    target = toys.rand()
+    folder = save_for(random_heads(target, draft_ids=[1, 4, 6]), target, tmp_path)
+    damage(folder)
+    with pytest.raises(HeadsError, match=message):
+        load_heads(folder, target)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("variant", [*VARIANTS, {"kind": "hydra", "prefix": True}], ids=str)
+def test_heads_draft_for_a_target_of_any_type(variant: dict, dtype: str, tmp_path: Path) -> None:
+    target = load_target(toys.save_rand(tmp_path / "rand"), dtype=dtype)
+    heads = saved_and_loaded(random_heads(target, **variant), target, tmp_path / "heads")
+    assert heads.dtype == target.dtype
+    plain = Decoder(target, None, [EMPTY]).generate([2, 7, 1], Static(0), 12)
+    drafted = Decoder(target, heads, [chain(2)]).generate([2, 7, 1], Static(0), 12)
+    assert drafted.tokens == plain.tokens

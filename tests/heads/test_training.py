@@ -12,10 +12,18 @@ from entmtp_calib.config import TrainConfig
 from entmtp_calib.decoding import Decoder
 from entmtp_calib.errors import HeadsError
 from entmtp_calib.heads.features import FeatureSet, Text, write_features
-from entmtp_calib.heads.training import Trainer, batches, draft_vocabulary, new_heads
+from entmtp_calib.heads.training import (
+    Loss,
+    Trainer,
+    batches,
+    collate,
+    draft_vocabulary,
+    new_heads,
+)
 from entmtp_calib.heads.validation import validate
 from entmtp_calib.policy import Static
 from entmtp_calib.progress import Silent
+from entmtp_calib.stages.train_heads import without_repeats
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import chain
@@ -149,3 +157,27 @@ def test_a_checkpoint_of_other_settings_is_refused(
         else:
             with pytest.raises(HeadsError, match="other settings"):
                 trainer.run(lambda h: {}, Silent())
+
+
+def test_a_batch_of_short_texts_has_a_finite_loss(target: Target, tmp_path: Path) -> None:
+    texts = [Text("a", (1, 2), (3, 4))] * 2
+    short = FeatureSet(write_features(target, texts, tmp_path, Silent()))
+    heads = new_heads(TrainConfig.from_dict({**SMALL.to_dict(), "n_heads": 4}), target, None)
+    loss = Loss(heads, SMALL)(collate(short, range(2), heads.device))
+    assert torch.isfinite(loss)
+
+
+def test_heads_of_a_half_precision_target_learn(tmp_path: Path) -> None:
+    half = load_target(toys.save_cycle(tmp_path), dtype="bfloat16", engine="transformers")
+    texts = [Text("a", (n, n + 1, n + 2), tuple(range(n + 3, n + 12))) for n in range(16)]
+    features = FeatureSet(write_features(half, texts, tmp_path / "f", Silent()))
+    config = TrainConfig.from_dict({**SMALL.to_dict(), "epochs": 1})
+    trainer = Trainer(new_heads(config, half, None), config, features, range(16), tmp_path / "c.pt")
+    [record] = trainer.run(lambda h: validate(h, features, range(16)), Silent())
+    assert record["loss"] > 0
+    assert trainer.heads.dtype == torch.float32
+
+
+def test_a_text_that_comes_twice_is_used_once() -> None:
+    first, again, other = Text("a", (1,), (2,)), Text("b", (1,), (3,)), Text("b", (2,), (3,))
+    assert without_repeats([first, again, other]) == [first, other]
