@@ -15,6 +15,9 @@ from entmtp_calib.errors import UsageError
 
 T = TypeVar("T", bound="Settings")
 
+DEFAULT_HEADS_NAME = "smollm2-135m-instruct-hydra"
+"""The folder in artifacts/heads that the embedded default model drafts with."""
+
 TASKS = ("gsm8k", "humaneval", "sharegpt", "custom")
 
 
@@ -181,6 +184,10 @@ class TrainConfig(Settings):
         for name in ("prefix_width", "draft_vocab"):
             self._check(name, lambda v: v >= 0, "a whole number of at least 0")
         self._check("lr", lambda v: _finite(v) and v > 0, "a finite number above 0")
+        self._check("batch_tokens", lambda v: v >= 1, "a whole number of at least 1")
+        self._check("seed", lambda v: 0 <= v < 2**32, "a whole number from 0 to 2^32 - 1")
+        for name in ("weight_decay", "checkpoint_seconds"):
+            self._check(name, lambda v: _finite(v) and v >= 0, "a finite number of at least 0")
         for name in ("final_lr", "warmup", "dropout", "soft_weight"):
             self._check(name, lambda v: 0 <= v <= 1, "a number from 0 to 1")
         if self.kind == "medusa" and self.prefix_width:

@@ -9,7 +9,7 @@ tasks and no tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +30,8 @@ from entmtp_calib.targets.model import Target
 from entmtp_calib.timing import Clock
 from entmtp_calib.topology import compile_tree
 from entmtp_calib.tree import EMPTY, Tree
+
+WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,11 @@ class Decoder:
         is_cut = state.reason == "length" and state.room < max_new_tokens
         reason = "positions" if is_cut else state.reason
         return Generation(state.tokens, reason, state.steps, state.prefill_seconds)
+
+    def warm_up(self, prompt_ids: Sequence[int], policies: Iterable[Policy]) -> None:
+        """Run each policy for some tokens, so that no timed text pays for a first time."""
+        for policy in policies:
+            self.generate(prompt_ids, policy, WARM_UP_TOKENS)
 
     def start(
         self,
@@ -318,9 +325,10 @@ class Decoding:
             return None
         if spec.is_average:
             return self.average
-        logits = self.root_logits.double().cpu().numpy()
+        logits = self.root_logits.cpu().numpy()
         nats = entropy(logits) if spec.kind == "entropy" else 0.0
-        return signal_value(spec, base_top1(logits), nats, chain.probs)
+        base = base_top1(logits) if spec.kind in ("path_value", "base_top1") else 0.0
+        return signal_value(spec, base, nats, chain.probs)
 
     def _draft(self, plan: Plan, chain: Chain) -> Tensor:
         """Token ids [n + 1] of the plan's rows, level by level; the chain's rows are reused."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from entmtp_calib import files
 from entmtp_calib.errors import DataError, ModelError
 from entmtp_calib.heads.features import Text
 from entmtp_calib.progress import Progress
@@ -47,7 +48,7 @@ def write_corpus(
     for start in range(0, len(left), BATCH_SEQUENCES):
         batch = left[start : start + BATCH_SEQUENCES]
         written = continue_batch(target, [ids for _, ids in batch], max_new_tokens)
-        with path.open("a", encoding="utf-8") as file:
+        with files.writing(path), path.open("a", encoding="utf-8") as file:
             for (source, ids), completion in zip(batch, written, strict=True):
                 text = Text(source, ids, tuple(completion))
                 known[source, ids] = text
@@ -67,6 +68,8 @@ def read_corpus(path: Path) -> list[Text]:
         try:
             row = json.loads(line)
             source, prompt, completion = row["source"], row["prompt_ids"], row["completion_ids"]
+            if not (_is_name(source) and _is_ids(prompt) and _is_ids(completion)):
+                raise ValueError("a source is a word, ids are lists of whole numbers")
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} line {number} is no text of a corpus ({error})",
@@ -75,6 +78,15 @@ def read_corpus(path: Path) -> list[Text]:
             ) from error
         texts.append(Text(source, tuple(prompt), tuple(completion)))
     return texts
+
+
+def _is_name(value: Any) -> bool:
+    """Sources name files."""
+    return isinstance(value, str) and value.isalnum()
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
 
 
 def _drop_partial_line(path: Path) -> None:

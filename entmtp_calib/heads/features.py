@@ -12,16 +12,17 @@ so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from entmtp_calib import files
 from entmtp_calib.progress import Progress
 from entmtp_calib.provenance import sha256_json
 from entmtp_calib.targets.model import Target
@@ -49,7 +50,6 @@ def write_features(
     target: Target, texts: Sequence[Text], folder: Path, progress: Progress
 ) -> list[Path]:
     """Write the shards of `texts` into `folder`; returns their paths in order."""
-    folder.mkdir(parents=True, exist_ok=True)
     by_source: dict[str, list[Text]] = {}
     for text in texts:
         by_source.setdefault(text.source, []).append(text)
@@ -85,9 +85,7 @@ def _write_shard(target: Target, chunk: Sequence[Text], path: Path) -> None:
     tensors["lengths"] = torch.tensor([t.length for t in ordered], dtype=torch.int32)
     prompts = [len(t.prompt_ids) for t in ordered]
     tensors["prompt_lengths"] = torch.tensor(prompts, dtype=torch.int32)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial)
-    os.replace(partial, path)
+    files.write_bytes(path, save(tensors))
 
 
 @torch.inference_mode()
@@ -133,6 +131,7 @@ class FeatureSet:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.index: list[tuple[int, int, int, int]] = []
         self.sources: list[str] = []
+        self._names = [path.name for path in paths]
         self._files = [safe_open(str(path), framework="pt") for path in paths]
         for shard, (path, file) in enumerate(zip(paths, self._files, strict=True)):
             lengths = file.get_tensor("lengths").tolist()
@@ -142,6 +141,11 @@ class FeatureSet:
                 self.index.append((shard, start, start + length, prompt))
                 self.sources.append(path.name.rsplit("-", 1)[0])
                 start += length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the shards' names, which are hashes of their texts."""
+        return sha256_json(self._names)
 
     def __len__(self) -> int:
         return len(self.index)

@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from entmtp_calib import files
 from entmtp_calib.config import TrainConfig
 from entmtp_calib.errors import HeadsError
 from entmtp_calib.heads.features import FeatureSet
 from entmtp_calib.heads.model import Heads, HeadsConfig, ResBlock
 from entmtp_calib.heads.prefix import PrefixConfig
 from entmtp_calib.progress import Progress
+from entmtp_calib.provenance import sha256_json
 from entmtp_calib.targets.model import Target
 
 
@@ -299,6 +301,11 @@ class Trainer:
         seed = self.config.seed * 1000 + epoch
         return batches(self.features, self.training, self.config.batch_tokens, seed)
 
+    @property
+    def _texts(self) -> str:
+        """Hash of what is learned from."""
+        return sha256_json([self.features.fingerprint, self.training])
+
     def _save(self) -> None:
         partial = self.path.with_suffix(".partial")
         state = {
@@ -306,16 +313,17 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "at": vars(self.at),
             "config": self.config.to_dict(),
-            "sequences": len(self.training),
+            "texts": self._texts,
         }
-        torch.save(state, partial)
-        os.replace(partial, self.path)
+        with files.writing(self.path):
+            torch.save(state, partial)
+            os.replace(partial, self.path)
 
     def _resume(self) -> None:
         if not self.path.exists():
             return
         state = torch.load(self.path, weights_only=True)
-        if state["config"] != self.config.to_dict() or state["sequences"] != len(self.training):
+        if state["config"] != self.config.to_dict() or state.get("texts") != self._texts:
             raise HeadsError(
                 f"{self.path} belongs to a run with other settings or texts",
                 "the same settings",

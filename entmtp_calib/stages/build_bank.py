@@ -25,7 +25,7 @@ from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reop
 from entmtp_calib.stages.time import TIMING, step_costs, time_trees
 from entmtp_calib.timing import Interval, is_tie, mean_interval, paired_bootstrap
 from entmtp_calib.trace import Trace
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT
 
 STAGES = ("rollout", "grow", "recalibrate", "time", "select")
 
@@ -56,7 +56,7 @@ def build_bank(
     """Run the stages up to `until`, reusing those whose inputs have not changed."""
     run = open_run(config, inputs, out, command, progress)
     with run.folder:
-        return _run_stages(run, until, None)
+        return _run_stages(run, until)
 
 
 def resume(
@@ -68,7 +68,7 @@ def resume(
     """Continue an existing run folder up to a stage."""
     run = reopen_run(path, command, progress)
     with run.folder:
-        return _run_stages(run, until, None)
+        return _run_stages(run, until)
 
 
 def recalibrate_bank(
@@ -103,9 +103,10 @@ def recalibrate_bank(
         out or _beside(folder),
         command,
         progress,
+        [tree for tree in bank.trees if tree.n_nodes],
     )
     with run.folder:
-        return _run_stages(run, "select", [tree for tree in bank.trees if tree.n_nodes])
+        return _run_stages(run, "select")
 
 
 def _beside(folder: Path) -> Path:
@@ -119,18 +120,18 @@ def _beside(folder: Path) -> Path:
         number += 1
 
 
-def _run_stages(run: Run, until: str, trees: Sequence[Tree] | None) -> Outcome:
+def _run_stages(run: Run, until: str) -> Outcome:
     if until not in STAGES:
         raise UsageError(f"stage {until}", f"one of {', '.join(STAGES)}")
     data = run.data_facts["description"]
     rollout(run)
     if until == "rollout":
         return Outcome(run.folder.path, data, until)
-    if trees is None:
+    if run.trees is None:
         grow(run)
     if until == "grow":
         return Outcome(run.folder.path, data, until)
-    recalibrate(run, trees)
+    recalibrate(run)
     if until == "recalibrate":
         return Outcome(run.folder.path, data, until)
     time_trees(run)

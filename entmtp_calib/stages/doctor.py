@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from entmtp_calib.config import DEFAULT_HEADS_NAME
 from entmtp_calib.errors import EntmtpError
 from entmtp_calib.prompts import hub
 from entmtp_calib.prompts.sources import BUNDLED, DATA_FOLDER
@@ -149,6 +150,7 @@ def _folder(name: str, folder: Path, least_gib: float, action: str) -> Finding:
 
 def _heads() -> Finding:
     names = sorted(file.parent.name for file in HEADS.glob("*/heads.safetensors"))
+    names = names if DEFAULT_HEADS_NAME in names else []
     if names:
         return Finding("heads", f"{', '.join(names)} in {HEADS}")
     action = "restore the folder from the repository, or run `make heads`"

@@ -119,6 +119,7 @@ def _run_live(
     decoder = Decoder(run.target, run.heads, trees, run.config.sampling)
     prompts = run.splits["report"]
     texts: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
+    decoder.warm_up(prompts[0].ids, methods.values())
     run.progress.start("report", len(prompts) * len(methods))
     for number, prompt in enumerate(prompts):
         if number not in known:

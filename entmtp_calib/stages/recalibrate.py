@@ -30,12 +30,9 @@ from entmtp_calib.tree import Tree
 STAGE, CANDIDATES = "recalibrate", "candidates.parquet"
 
 
-def recalibrate(run: Run, trees: Sequence[Tree] | None = None) -> None:
-    """Write `candidates.parquet`: every candidate, with what the live ones really accepted.
-
-    Args:
-        trees: the trees to measure; None takes those of the growth stage.
-    """
+def recalibrate(run: Run) -> None:
+    """Write `candidates.parquet`: every candidate, with what the live ones really accepted."""
+    trees: Sequence[Tree] | None = run.trees
     grown = None if trees is not None else run.folder.read_table(GROWN, records.CANDIDATES_SCHEMA)
     references = reference_trees(run.max_depth, run.n_ranks)
     inputs = {

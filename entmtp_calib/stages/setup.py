@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from entmtp_calib.artifacts import RunFolder
-from entmtp_calib.config import BuildConfig
+from entmtp_calib.config import DEFAULT_HEADS_NAME, BuildConfig
 from entmtp_calib.errors import ArtifactError, DataError, HeadsError, UsageError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.heads.native import heads_fingerprint, load_heads
+from entmtp_calib.plan import check_tree
 from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.prompts import (
     PromptSet,
@@ -30,9 +31,10 @@ from entmtp_calib.prompts import (
 from entmtp_calib.provenance import sha256_json
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
+from entmtp_calib.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_HEADS = ROOT / "artifacts" / "heads" / "smollm2-135m-instruct-hydra"
+DEFAULT_HEADS = ROOT / "artifacts" / "heads" / DEFAULT_HEADS_NAME
 BANKS = Path("artifacts") / "banks"
 SPLITS = ("search", "select", "report")
 
@@ -47,6 +49,12 @@ class Inputs:
     device: str = "auto"
     dtype: str = "auto"
     engine: str = "auto"
+
+    def located(self) -> Inputs:
+        """The same with full paths where these are files, to be found from anywhere."""
+        names = ("model", "heads", "data")
+        found = {n: v for n in names if (v := getattr(self, n)) and Path(v).exists()}
+        return replace(self, **{n: str(Path(v).resolve()) for n, v in found.items()})
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,8 @@ class Run:
     heads_facts: dict[str, Any]
     data_facts: dict[str, Any]
     splits: dict[str, tuple[Encoded, ...]]
+    trees: tuple[Tree, ...] | None
+    """Given candidates; None where they are grown."""
     folder: RunFolder
     command: Sequence[str]
     progress: Progress
@@ -144,10 +154,14 @@ def open_run(
     out: Path | None = None,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    trees: Sequence[Tree] | None = None,
 ) -> Run:
     """Load everything a run needs and lock its folder.
 
     Cheap checks come first: prompts before the model, so that a wrong file costs no minute.
+
+    Args:
+        trees: candidates that are measured instead of grown ones; the heads must draft them.
     """
     progress = progress or Silent()
     prompts = load_prompts(config.task, Path(inputs.data) if inputs.data else None)
@@ -157,11 +171,15 @@ def open_run(
         inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
     )
     heads, heads_facts = open_heads(inputs.heads, target)
-    room = min(config.max_prompt_tokens, target.max_positions - config.max_new_tokens)
+    for tree in trees or ():
+        check_tree(tree, heads)
+    # Every tree must find its positions at every step, so that replay sees what decoding does.
+    positions = target.max_positions - heads.n_heads
+    room = min(config.max_prompt_tokens, positions - config.max_new_tokens)
     if room < 1:
         raise UsageError(
             f"--max-new-tokens {config.max_new_tokens}",
-            f"less than the {target.max_positions} positions of {target.name}",
+            f"less than {positions}, the positions of {target.name} less the depth of the heads",
         )
     kept = keep_short(prompts, target.tokenizer, room, config.prompt_mode)
     splits = _encoded_splits(kept, sizes, config, target)
@@ -169,7 +187,8 @@ def open_run(
     folder = out or _default_folder(config, target, heads_facts, data_facts)
     description = {
         "settings": config.to_dict(),
-        "inputs": asdict(inputs),
+        "inputs": asdict(inputs.located()),
+        "trees": None if trees is None else [tree.to_list() for tree in trees],
         "model": model_facts(target),
         "heads": heads_facts,
         "data": data_facts,
@@ -182,24 +201,19 @@ def open_run(
         heads_facts=heads_facts,
         data_facts=data_facts,
         splits=splits,
+        trees=None if trees is None else tuple(trees),
         folder=RunFolder.create(folder, description),
         command=command,
         progress=progress,
     )
 
 
-def reopen_run(
-    path: Path, command: Sequence[str] = (), progress: Progress | None = None, **changes: Any
-) -> Run:
-    """Open an existing folder under the settings it was made with.
-
-    Args:
-        path: the run folder.
-        changes: fields of `Inputs` to replace; None keeps what the folder has.
-    """
+def reopen_run(path: Path, command: Sequence[str] = (), progress: Progress | None = None) -> Run:
+    """Open an existing folder under the settings it was made with."""
     config, inputs = read_settings(path)
-    changed = {name: value for name, value in changes.items() if value is not None}
-    return open_run(config, replace(inputs, **changed), path, command, progress)
+    given = RunFolder.open(path).config.get("trees")
+    trees = None if given is None else [Tree.of(paths) for paths in given]
+    return open_run(config, inputs, path, command, progress, trees)
 
 
 def read_settings(path: Path) -> tuple[BuildConfig, Inputs]:

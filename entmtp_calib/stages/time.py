@@ -64,6 +64,7 @@ def time_trees(run: Run) -> None:
     steps = parts.read_table(STEP_PART, schema)
     methods = contenders(trees, candidates, step_costs(steps))
     prompts = run.splits["select"]
+    decoder.warm_up(prompts[0].ids, [method.policy for method in methods])
     run.progress.start("timing prompts", len(prompts) * config.timing_rounds * len(methods))
     for number, prompt in enumerate(prompts):
         if FIRST_PROMPT_PART + number not in known:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cli.main import app
+from entmtp_calib.config import DEFAULT_HEADS_NAME
 from entmtp_calib.stages import doctor
 
 
@@ -23,8 +24,8 @@ def run(*arguments: str) -> Result:
 def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine that has everything: whatever this one lacks is put in a temporary place."""
     heads = tmp_path / "heads"
-    (heads / "toy").mkdir(parents=True)
-    (heads / "toy" / "heads.safetensors").touch()
+    (heads / DEFAULT_HEADS_NAME).mkdir(parents=True)
+    (heads / DEFAULT_HEADS_NAME / "heads.safetensors").touch()
     monkeypatch.setattr(doctor, "HEADS", heads)
     monkeypatch.setattr(doctor, "packaged_gguf", lambda: tmp_path / "model.gguf")
     for name in doctor.BUNDLED.values():
@@ -42,7 +43,7 @@ def test_a_complete_machine_is_ready() -> None:
     result = run()
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("ready for the main job: entmtp build-bank --task gsm8k\n")
-    assert "toy" in result.stdout
+    assert DEFAULT_HEADS_NAME in result.stdout
     assert "HF_HUB_OFFLINE is set: bundled prompts are used" in result.stdout
 
 

@@ -70,3 +70,14 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"source": "x", "prompt_ids": [1]}) + "\n")
     with pytest.raises(DataError, match=r"texts.jsonl line 1.*completion_ids"):
         read_corpus(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"source": "a/b"}, {"prompt_ids": []}, {"completion_ids": [1, "x"]}]
+)
+def test_a_text_of_other_types_is_named(change: dict, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    row = {"source": "x", "prompt_ids": [1], "completion_ids": [2], **change}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"texts.jsonl line 1"):
+        read_corpus(path)

@@ -145,6 +145,19 @@ def test_a_stopped_training_ends_with_the_same_weights(
         assert torch.equal(resumed.heads.state_dict()[name], value), name
 
 
+def test_a_checkpoint_of_other_texts_is_refused(
+    target: Target, features: FeatureSet, tmp_path: Path
+) -> None:
+    config = TrainConfig.from_dict({**SMALL.to_dict(), "epochs": 1})
+    first, other = (
+        Trainer(new_heads(config, target, None), config, features, texts, tmp_path / "c.pt")
+        for texts in (range(8), range(8, 16))
+    )
+    first.run(lambda h: {}, Silent())
+    with pytest.raises(HeadsError, match="other settings or texts"):
+        other.run(lambda h: {}, Silent())
+
+
 def test_a_checkpoint_of_other_settings_is_refused(
     target: Target, features: FeatureSet, tmp_path: Path
 ) -> None:
