@@ -72,17 +72,17 @@ class BuildConfig(Settings):
     """The settings of `build-bank`; see `PRESETS` for the sizes that go together."""
 
     task: str = "gsm8k"
-    search_prompts: int = 40
-    select_prompts: int = 8
-    report_prompts: int = 8
-    max_new_tokens: int = 128
+    search_prompts: int = 24
+    select_prompts: int = 5
+    report_prompts: int = 5
+    max_new_tokens: int = 96
     max_prompt_tokens: int = 1400
     max_nodes: int = 64
     max_depth: int = 0
     """0 means as deep as the heads go."""
     max_rank: int = 16
     """Child ranks a tree may use; at most the trace's rank cap."""
-    max_candidates: int = 8
+    max_candidates: int = 6
     """Grown trees that are run live; 0 means the whole acceptance frontier."""
     timing_rounds: int = 1
     step_repetitions: int = 9
@@ -116,11 +116,11 @@ class BuildConfig(Settings):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {
-        "search_prompts": 10,
-        "select_prompts": 4,
-        "report_prompts": 4,
-        "max_new_tokens": 64,
-        "max_candidates": 5,
+        "search_prompts": 8,
+        "select_prompts": 3,
+        "report_prompts": 2,
+        "max_new_tokens": 48,
+        "max_candidates": 3,
         "timing_rounds": 1,
         "step_repetitions": 5,
         "context_lengths": (128, 256),
