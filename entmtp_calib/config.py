@@ -72,7 +72,7 @@ class BuildConfig(Settings):
     """The settings of `build-bank`; see `PRESETS` for the sizes that go together."""
 
     task: str = "gsm8k"
-    search_prompts: int = 24
+    search_prompts: int = 20
     select_prompts: int = 5
     report_prompts: int = 5
     max_new_tokens: int = 96
@@ -82,7 +82,7 @@ class BuildConfig(Settings):
     """0 means as deep as the heads go."""
     max_rank: int = 16
     """Child ranks a tree may use; at most the trace's rank cap."""
-    max_candidates: int = 6
+    max_candidates: int = 5
     """Grown trees that are run live; 0 means the whole acceptance frontier."""
     timing_rounds: int = 1
     step_repetitions: int = 9
