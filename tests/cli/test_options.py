@@ -8,7 +8,7 @@ import pytest
 from toy_bank import run
 
 from cli import options
-from entmtp_calib.config import BuildConfig, TrainConfig
+from entmtp_calib.config import PRESETS, BuildConfig, TrainConfig, build_config
 
 
 def test_every_setting_has_a_flag() -> None:
@@ -23,7 +23,8 @@ def test_every_setting_has_a_flag() -> None:
 
 def test_the_help_has_the_values_of_the_presets() -> None:
     text = " ".join(run("build-bank", "--help").stdout.split())
-    assert "[quick 10, default 40, paper 100]" in text
+    sizes = [f"{name} {build_config(name).search_prompts}" for name in PRESETS]
+    assert f"[{', '.join(sizes)}]" in text
 
 
 @pytest.mark.parametrize("command", ["build-bank", "rollout"])
