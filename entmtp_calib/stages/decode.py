@@ -15,10 +15,11 @@ from entmtp_calib.errors import ArtifactError, UsageError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.prompts import Prompt, encode
+from entmtp_calib.stages.grow import reference_trees
 from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
+from entmtp_calib.tree import EMPTY, Tree
 
 PLAIN = "none"
 
@@ -84,8 +85,7 @@ def open_session(bank_path: Path, changes: Inputs | None = None) -> Session:
     heads, facts = open_heads(inputs.heads, target)
     differences = bank.check_against(model_facts(target), facts)
     trees = list(bank.trees)
-    has_room = HYDRA_DEFAULT.depth <= heads.n_heads and HYDRA_DEFAULT.max_rank < heads.n_ranks
-    extra = [EMPTY, HYDRA_DEFAULT] if has_room else [EMPTY]
+    extra = reference_trees(heads.n_heads, heads.n_ranks)
     trees += [tree for tree in extra if tree not in trees]
     mode = bank.splits.get("data", {}).get("prompt_mode", "auto")
     return Session(bank, target, heads, tuple(trees), mode, tuple(differences))

@@ -20,6 +20,7 @@ from entmtp_calib.fitting import Fit, fit_hysteresis, fit_ladder, fit_static
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.replay import accepted, oracle_ms, prompt_ms, walk_policy
 from entmtp_calib.signals import SignalSpec
+from entmtp_calib.stages.grow import reference_trees
 from entmtp_calib.stages.rollout import TRACE, read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.stages.time import signal_method
@@ -98,7 +99,7 @@ def report(run: Run, bank: Bank, costs: Costs) -> list[dict[str, Any]]:
         return run.folder.read_table(POLICIES, schema).to_pylist()
     trees = list(bank.trees)
     methods: dict[str, Policy] = {"plain": Static(trees.index(EMPTY)), **bank.policies}
-    if HYDRA_DEFAULT.depth <= run.max_depth and HYDRA_DEFAULT.max_rank < run.heads.n_ranks:
+    if HYDRA_DEFAULT in reference_trees(run.max_depth, run.heads.n_ranks):
         if HYDRA_DEFAULT not in trees:
             trees.append(HYDRA_DEFAULT)
         methods["hydra-default"] = Static(trees.index(HYDRA_DEFAULT))
