@@ -11,7 +11,7 @@ import typer
 
 from cli import console, options
 from cli.figures import number, percent
-from entmtp_calib.config import DecodeConfig, SamplingConfig
+from entmtp_calib.config import AcceptanceConfig, DecodeConfig, SamplingConfig
 from entmtp_calib.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -44,13 +44,17 @@ def decode(
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="static, ladder, hysteresis, none (plain decoding), hydra-default or a tree's id.",
+            help="auto (the bank's choice), static, ladder, hysteresis, staged, none (plain "
+            "decoding), hydra-default or a tree's id.",
         ),
-    ] = "static",
+    ] = "auto",
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
+    acceptance: options.Acceptance = "exact",
+    epsilon: options.Epsilon = None,
+    alpha: options.Alpha = None,
     max_new_tokens: options.MaxNewTokens = 128,
     model: options.Model = None,
     heads: options.Heads = None,
@@ -59,11 +63,15 @@ def decode(
     engine: options.Engine = "auto",
     json: console.JsonFile = None,
 ) -> None:
-    """Generate with a bank; the text is the same with every policy.
+    """Generate with a bank; the text is the same with every policy, but for typical acceptance.
 
     Text goes to stdout as it is accepted, the figures and all else to stderr.
     """
-    config = DecodeConfig(max_new_tokens, SamplingConfig(temperature, top_p, top_k, seed))
+    config = DecodeConfig(
+        max_new_tokens,
+        SamplingConfig(temperature, top_p, top_k, seed),
+        AcceptanceConfig.of(acceptance, epsilon, alpha),
+    )
     prompts = _prompts(prompt, prompts_file)
     from entmtp_calib.stages.decode import decode_prompts, open_session, summary
     from entmtp_calib.stages.setup import Inputs
@@ -77,18 +85,19 @@ def decode(
         session,
         prompts,
         chosen,
-        config.max_new_tokens,
-        config.sampling,
+        config,
         mode=None if chat is None else "chat" if chat else "raw",
         on_text=(lambda _, piece: console.write(piece)) if streams else None,
     )
     decoded = list(_separated(texts, len(prompts)) if streams else texts)
     figures = summary(decoded, session.trees)
-    console.say(_line(figures, policy))
+    named = f"auto: {session.bank.auto}" if policy == "auto" else policy
+    console.say(_line(figures, named, config.acceptance))
     document = {
         "bank": bank,
         "policy": policy,
         **config.to_dict(),
+        "lossless": config.acceptance.is_exact,
         **figures,
         "texts": [_text_document(text, session) for text in decoded],
     }
@@ -168,7 +177,7 @@ def _separated(texts: Iterator[Decoded], count: int) -> Iterator[Decoded]:
         console.write(ending + (SEPARATOR if index < count else ""))
 
 
-def _line(figures: dict[str, Any], policy: str) -> str:
+def _line(figures: dict[str, Any], policy: str, acceptance: AcceptanceConfig) -> str:
     """All figures in one line."""
     rate = number(figures["decode_tokens_per_second"], 1)
     shares = ", ".join(f"{tree} {percent(share)}" for tree, share in figures["share"].items())
@@ -176,7 +185,9 @@ def _line(figures: dict[str, Any], policy: str) -> str:
         f"{figures['tokens']} tokens, {rate} tokens/s decoding (without the prompt's pass), "
         f"{figures['mean_emitted_tokens']:.2f} emitted tokens/step, "
         f"{figures['mean_accepted_draft_tokens']:.2f} accepted draft tokens/step, "
-        f"policy {policy}" + (f", steps: {shares}" if shares else "")
+        f"policy {policy}"
+        + (f", steps: {shares}" if shares else "")
+        + ("" if acceptance.is_exact else ", typical acceptance: not lossless")
     )
 
 

@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from cli import console
+from cli.bench import bench
 from cli.build_bank import build_bank
 from cli.decode import decode
 from cli.doctor import doctor
@@ -28,6 +29,8 @@ from cli.grow import grow
 from cli.recalibrate import recalibrate
 from cli.rollout import rollout
 from cli.show import show
+from cli.signals import signals
+from cli.simulate import simulate
 from cli.time import time
 from cli.train_heads import train_heads
 from cli.verify import verify
@@ -92,7 +95,7 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(build_bank, recalibrate, decode, verify, show, doctor),
+    *(build_bank, recalibrate, decode, verify, bench, simulate, signals, show, doctor),
     *(rollout, grow, time),
     train_heads,
 )

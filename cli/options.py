@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from entmtp_calib.config import PRESETS, BuildConfig, Settings, TrainConfig
+from entmtp_calib.config import PRESETS, AcceptanceConfig, BuildConfig, Settings, TrainConfig
 
 Command = Callable[..., None]
 
@@ -94,6 +94,31 @@ TopP = Annotated[
 TopK = Annotated[
     int, typer.Option("--top-k", metavar="N", help="Number of the likeliest tokens; 0 is all.")
 ]
+Split = Annotated[str, typer.Option("--split", metavar="SPLIT", help="report, select or search.")]
+Acceptance = Annotated[
+    str,
+    typer.Option(
+        "--acceptance",
+        metavar="RULE",
+        help="exact, or typical: Medusa's rule, above temperature 0, NOT lossless.",
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        "--epsilon",
+        metavar="X",
+        help=f"Typical acceptance: highest threshold. [{AcceptanceConfig.epsilon:g}]",
+    ),
+]
+Alpha = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        metavar="X",
+        help=f"Typical acceptance: threshold at entropy 0. [{AcceptanceConfig.alpha:g}]",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the sampling.")]
 
 BUILD_HELP = {
@@ -113,6 +138,7 @@ BUILD_HELP = {
     "top_p": "Share of the likeliest tokens; 1 is all.",
     "top_k": "Number of the likeliest tokens; 0 is all.",
     "prompt_mode": "chat (through the template), raw, or auto (chat where there is one).",
+    "signal": "What ladder and hysteresis look at, such as chain_value:1; auto: try several.",
     "seed": "Of the splits and of the sampling.",
 }
 TRAIN_HELP = {

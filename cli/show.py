@@ -17,7 +17,7 @@ from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw
 
 if TYPE_CHECKING:
     from entmtp_calib.bank import Bank
-    from entmtp_calib.policy import Policy
+    from entmtp_calib.policy import Policy, Staged
 
 # Facts of the model, the heads and the machine that a reader needs; `--json` has all of them.
 _MODEL = ("name", "dtype", "device", "engine", "fingerprint")
@@ -93,8 +93,9 @@ def print_tree(tree: Tree) -> None:
 def bank_document(bank: Bank) -> dict[str, Any]:
     """The bank's own document, each tree with its paths."""
     document = bank.to_dict()
-    for described, tree in zip(document["trees"], bank.trees, strict=True):
-        described["paths"] = tree.to_list()
+    described = [*document["trees"], *document["extra_trees"]]
+    for entry, tree in zip(described, bank.trees, strict=True):
+        entry["paths"] = tree.to_list()
     return document
 
 
@@ -108,17 +109,24 @@ def print_bank(bank: Bank) -> None:
             entry.tokens_per_second,
             entry.speedup_over_plain,
         )
-        for entry in bank.entries
+        for entry in (*bank.entries, *bank.extras)
     ]
     rows[bank.best][0] += " *"
+    for row in rows[len(bank.entries) :]:
+        row[0] += " +"
     console.show_table(TREE_COLUMNS, rows)
-    console.write("* in use with --policy static: the fastest, or the smallest tied with it\n\n")
+    console.write("* in use with --policy static: the fastest fixed tree\n")
+    if bank.extras:
+        console.write("+ off the frontier: for policies, where it pays\n")
+    console.write("\n")
     console.show_facts(_facts(bank))
 
 
 def _facts(bank: Bank) -> Iterator[tuple[str, str]]:
+    names = [tree.id for tree in bank.trees]
     for name, policy in bank.policies.items():
-        yield f"policy {name}", _policy(policy, bank)
+        yield f"policy {name}", describe_policy(policy, names)
+    yield "policy auto", bank.auto
     yield "task", bank.task
     yield "model", _listed(bank.model, _MODEL)
     yield "heads", _listed(bank.heads, _HEADS)
@@ -132,20 +140,38 @@ def _facts(bank: Bank) -> Iterator[tuple[str, str]]:
         yield "note", note
 
 
-def _policy(policy: Policy, bank: Bank) -> str:
-    """What the policy does, as `path_value of depth 2: chain-1, above 0.31 t8d3-1a2b3c`."""
-    from entmtp_calib.policy import Ladder, Static
+def describe_policy(policy: Policy, names: list[str]) -> str:
+    """What the policy does, as `chain_value:2: chain-1, above 0.31 t8d3-1a2b3c`.
 
-    ids = [bank.trees[index].id for index in policy.indices]
-    if isinstance(policy, Static) or policy.signal is None or len(ids) == 1:
-        return f"always {ids[0]}"
-    depth = f" of depth {policy.signal.depth}" if policy.signal.depth else ""
-    signal = f"{policy.signal.kind}{depth}"
+    Args:
+        names: of the trees that its indices count.
+    """
+    from entmtp_calib.policy import Hysteresis, Ladder, Staged
+
+    if len(policy.indices) == 1:
+        return f"always {names[policy.indices[0]]}"
+    if isinstance(policy, Staged):
+        return "; ".join(_stages(policy, names))
     if isinstance(policy, Ladder):
-        steps = zip(policy.thresholds, ids[1:], strict=True)
-        return f"{signal}: {ids[0]}" + "".join(f", above {tau:.6g} {name}" for tau, name in steps)
+        chosen = [names[index] for index in policy.indices]
+        return f"{policy.signal}: {_ranges(policy.thresholds, chosen)}"
+    assert isinstance(policy, Hysteresis)  # a static policy has one tree
     on, off = f"on above {policy.tau_on:.6g}", f"off at {policy.tau_off:.6g} and below"
-    return f"{signal}: {ids[0]}, with {ids[1]} {on}, {off}"
+    return f"{policy.signal}: {names[policy.small]}, with {names[policy.large]} {on}, {off}"
+
+
+def _stages(policy: Staged, names: list[str]) -> Iterator[str]:
+    from entmtp_calib.policy import DRAFT_ON
+
+    levels = zip(policy.thresholds, policy.actions, strict=True)
+    for depth, (thresholds, actions) in enumerate(levels):
+        chosen = ["draft on" if a == DRAFT_ON else names[a] for a in actions]
+        yield f"{f'level {depth}: ' if depth else ''}{_ranges(thresholds, chosen)}"
+
+
+def _ranges(thresholds: Iterable[float], chosen: list[str]) -> str:
+    steps = zip(thresholds, chosen[1:], strict=True)
+    return chosen[0] + "".join(f", above {tau:.6g} {name}" for tau, name in steps)
 
 
 def _listed(facts: Mapping[str, Any], names: Iterable[str]) -> str:

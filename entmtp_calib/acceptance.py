@@ -10,8 +10,11 @@ paths, only rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from typing import Literal, Protocol
+
+from entmtp_calib.config import AcceptanceConfig
 
 FinishReason = Literal["stop", "length"]
 
@@ -40,6 +43,37 @@ def accept(parents: Sequence[int], tokens: Sequence[int], choices: ByRow) -> lis
             accepted.append(node)
             row = node
     return accepted
+
+
+def accept_typical(
+    parents: Sequence[int],
+    probs: Sequence[float],
+    nats: Sequence[float],
+    rule: AcceptanceConfig,
+) -> list[int]:
+    """Rows of the longest path of typical tokens, the root's row 0 left out: not lossless.
+
+    Args:
+        parents: [n + 1] parent row of each row; parents stand before their children.
+        probs: [n + 1] the target's probability of each row's token after its parent; the root's is
+            not looked at.
+        nats: [n + 1] entropy of the distribution that it is from.
+        rule: a token is typical where its probability is above
+            min(epsilon, alpha * exp(-entropy)).
+
+    Of paths of equal length the one that ends in the lowest row wins.
+    """
+    lengths = [0] + [-1] * (len(parents) - 1)  # of the typical path to each row; -1: there is none
+    for row in range(1, len(parents)):
+        threshold = min(rule.epsilon, rule.alpha * math.exp(-nats[row]))
+        if lengths[parents[row]] >= 0 and probs[row] > threshold:
+            lengths[row] = lengths[parents[row]] + 1
+    row = lengths.index(max(lengths))
+    path: list[int] = []
+    while row:
+        path.append(row)
+        row = parents[row]
+    return path[::-1]
 
 
 def truncate(

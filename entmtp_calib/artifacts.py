@@ -33,6 +33,7 @@ RUN, MANIFEST, LOCK, PARTS = "run.json", "manifest.json", ".lock", ".parts"
 _MADE_BY = {
     "trace.parquet": "entmtp rollout",
     "grown.parquet": "entmtp grow",
+    "costs.parquet": "entmtp time",
     "candidates.parquet": "entmtp recalibrate",
     "timing.parquet": "entmtp time",
 }
@@ -157,22 +158,35 @@ class RunFolder:
             )
         )
 
-    def mark_done(self, stage: str, inputs: Any, outputs: Iterable[str]) -> None:
-        """Record that the stage has written its outputs; its parts are removed."""
+    def mark_done(
+        self, stage: str, inputs: Any, outputs: Iterable[str], seconds: float | None = None
+    ) -> None:
+        """Record that the stage has written its outputs; its parts are removed.
+
+        Args:
+            seconds: how long its work took, where that is worth knowing.
+        """
         self._before_change()
-        self._run["stages"][stage] = {
+        record: dict[str, Any] = {
             "inputs": sha256_json(inputs),
             "outputs": {name: self.sha256(name) for name in outputs},
         }
+        self._run["stages"][stage] = record if seconds is None else record | {"seconds": seconds}
         self._save_run()
         _remove_folder(self.path / PARTS / stage)
+
+    def seconds(self, stage: str) -> float | None:
+        """How long the stage's work took; None where nobody has noted it."""
+        seconds: float | None = self._run["stages"].get(stage, {}).get("seconds")
+        return seconds
 
     def partial(self, stage: str, inputs: Any) -> Parts:
         """Where the stage keeps finished parts of its work until `mark_done`.
 
-        Parts of an earlier try are there again, unless they were made from other inputs.
+        Parts of an earlier try are there again, unless they were made from other inputs. No
+        manifest lists them, so a complete folder stays complete.
         """
-        self._before_change()
+        self._check_locked()
         place = self.path / PARTS / stage / sha256_json(inputs)[:16]
         if not place.is_dir():
             _remove_folder(place.parent)
@@ -218,10 +232,13 @@ class RunFolder:
 
     def _before_change(self) -> None:
         """A folder that is changing is not complete: its manifest goes first."""
-        if not self._lock:
-            raise RuntimeError(f"{self.path} is open for reading only")
+        self._check_locked()
         with writing(self.path / MANIFEST):
             (self.path / MANIFEST).unlink(missing_ok=True)
+
+    def _check_locked(self) -> None:
+        if not self._lock:
+            raise RuntimeError(f"{self.path} is open for reading only")
 
     def _save_run(self) -> None:
         self._before_change()

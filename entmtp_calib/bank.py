@@ -30,6 +30,7 @@ from entmtp_calib.tree import Tree
 
 FILE_NAME = "bank.safetensors"
 METADATA_KEY = "entmtp"
+TREES, EXTRAS = "trees", "extra_trees"  # prefixes of the tensors' names, keys of the document
 
 _FIXED_FACTS = ("hidden_size", "vocab_size")  # cannot differ between bank, target and heads
 _NAMES = ("name", "path")
@@ -39,13 +40,17 @@ _DOCUMENT = {
     "heads": dict,
     "trees": list,
     "policies": dict,
+    "extra_trees": list,
     "best": int,
+    "auto": str,
     "hardware": dict,
     "splits": dict,
     "seeds": dict,
     "created": str,
     "notes": list,
 }
+
+_OBJECTS = {TREES, EXTRAS, "policies", "notes"}  # keys whose values are made into our own types
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -103,9 +108,12 @@ class Bank:
         task: the calibration set's name.
         model: facts of the target: name, fingerprint, dtype, engine, device, and its sizes.
         heads: facts of the heads: kind, n_heads, name, fingerprint.
-        entries: the trees, strictly rising in nodes.
-        policies: by name; their indices count the entries.
-        best: index of the fastest tree, or of the smallest that ties with it.
+        entries: the frontier: strictly rising in nodes and in speed.
+        policies: by name; their indices count the entries, then the extras.
+        best: index of the fastest fixed tree.
+        extras: trees off the frontier that a policy uses: slower as the only tree, faster where
+            they are chosen. Their speed is only known where they ran alone.
+        auto: name of the policy to use unless told otherwise.
         hardware: the machine the costs are of (`provenance.hardware`).
         splits: the prompts used for each purpose.
         seeds: by name.
@@ -119,6 +127,8 @@ class Bank:
     entries: tuple[BankEntry, ...]
     policies: dict[str, Policy]
     best: int
+    extras: tuple[BankEntry, ...] = ()
+    auto: str = "static"
     hardware: dict[str, Any] = field(default_factory=dict)
     splits: dict[str, Any] = field(default_factory=dict)
     seeds: dict[str, Any] = field(default_factory=dict)
@@ -132,12 +142,21 @@ class Bank:
         chosen: dict[str, tuple[int, ...]] = {"best": (self.best,)}
         chosen |= {name: policy.indices for name, policy in self.policies.items()}
         for name, indices in chosen.items():
-            if not all(0 <= index < len(sizes) for index in indices):
-                raise ValueError(f"{name} chooses trees {indices} of {len(sizes)}")
+            if not all(0 <= index < len(self.trees) for index in indices):
+                raise ValueError(f"{name} chooses trees {indices} of {len(self.trees)}")
+        if len(set(self.trees)) < len(self.trees):
+            raise ValueError("a tree stands in the bank twice")
+        if self.policies and self.auto not in self.policies:
+            raise ValueError(f"auto is {self.auto}, one of {', '.join(self.policies)} is possible")
 
     @property
     def trees(self) -> tuple[Tree, ...]:
-        """The trees, smallest first."""
+        """All trees, as policies count them: the frontier, smallest first, then the extras."""
+        return tuple(entry.tree for entry in (*self.entries, *self.extras))
+
+    @property
+    def frontier(self) -> tuple[Tree, ...]:
+        """The trees of the frontier, smallest first."""
         return tuple(entry.tree for entry in self.entries)
 
     @property
@@ -191,8 +210,10 @@ class Bank:
             "model": self.model,
             "heads": self.heads,
             "trees": [entry.to_dict() for entry in self.entries],
+            "extra_trees": [entry.to_dict() for entry in self.extras],
             "policies": {name: policy.to_dict() for name, policy in self.policies.items()},
             "best": self.best,
+            "auto": self.auto,
             "hardware": self.hardware,
             "splits": self.splits,
             "seeds": self.seeds,
@@ -205,8 +226,9 @@ class Bank:
         from safetensors.numpy import save
 
         arrays: Arrays = {}
-        for number, tree in enumerate(self.trees):
-            arrays |= _tree_arrays(number, tree)
+        for kind, entries in ((TREES, self.entries), (EXTRAS, self.extras)):
+            for number, entry in enumerate(entries):
+                arrays |= _tree_arrays(kind, number, entry.tree)
         return save(arrays, metadata={METADATA_KEY: strict_json(self.to_dict())})
 
     def save(self, path: Path) -> None:
@@ -235,18 +257,22 @@ def _bank_from_document(path: Path, document: Any, arrays: Arrays) -> Bank:
     if not isinstance(document, dict):
         raise files.damaged(path, "its metadata is not a JSON object")
     files.check_version(path, document.get("format_version"))
+    document = {EXTRAS: [], "auto": "static", **document}
     files.check_keys(path, document, _DOCUMENT)
-    trees = _trees_from_arrays(path, arrays)
-    if len(trees) != len(document["trees"]):
-        raise files.damaged(path, f"{len(document['trees'])} trees described, {len(trees)} stored")
+    stored = _trees_from_arrays(path, arrays)
+    for kind, trees in stored.items():
+        if len(trees) != len(document[kind]):
+            problem = f"{len(document[kind])} {kind} described, {len(trees)} stored"
+            raise files.damaged(path, problem)
     try:
         return Bank(
-            entries=tuple(map(BankEntry.from_dict, trees, document["trees"])),
+            entries=tuple(map(BankEntry.from_dict, stored[TREES], document[TREES])),
+            extras=tuple(map(BankEntry.from_dict, stored[EXTRAS], document[EXTRAS])),
             policies={
                 name: policy_from_dict(policy) for name, policy in document["policies"].items()
             },
             notes=tuple(map(str, document["notes"])),
-            **{key: document[key] for key in _DOCUMENT.keys() - {"trees", "policies", "notes"}},
+            **{key: document[key] for key in _DOCUMENT.keys() - _OBJECTS},
         )
     except (KeyError, TypeError, ValueError, AttributeError, EntmtpError) as error:
         raise files.damaged(path, f"its document does not fit together: {error}") from error
@@ -260,7 +286,7 @@ def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [key for key in known if then[key] != now[key]]
 
 
-def _tree_arrays(number: int, tree: Tree) -> Arrays:
+def _tree_arrays(kind: str, number: int, tree: Tree) -> Arrays:
     """The tensors of one tree with n nodes, rows and nodes in (depth, path) order.
 
     paths int16 [n, depth] padded with -1, parents and depths int16 [n + 1] root first,
@@ -271,34 +297,39 @@ def _tree_arrays(number: int, tree: Tree) -> Arrays:
     for row, path in enumerate(tree.paths):
         paths[row, : len(path)] = path
     return {
-        f"trees.{number}.paths": paths,
-        f"trees.{number}.parents": topology.parents.astype(np.int16),
-        f"trees.{number}.depths": topology.depths.astype(np.int16),
-        f"trees.{number}.ancestor_mask": topology.ancestor_mask.astype(np.uint8),
+        f"{kind}.{number}.paths": paths,
+        f"{kind}.{number}.parents": topology.parents.astype(np.int16),
+        f"{kind}.{number}.depths": topology.depths.astype(np.int16),
+        f"{kind}.{number}.ancestor_mask": topology.ancestor_mask.astype(np.uint8),
     }
 
 
-def _trees_from_arrays(path: Path, arrays: Arrays) -> list[Tree]:
+def _trees_from_arrays(path: Path, arrays: Arrays) -> dict[str, list[Tree]]:
     """The trees, after checking that every tensor is exactly what its tree's paths make it."""
-    trees: list[Tree] = []
+    stored: dict[str, list[Tree]] = {TREES: [], EXTRAS: []}
     expected: Arrays = {}
-    while (name := f"trees.{len(trees)}.paths") in arrays:
-        rows = arrays[name]
-        if rows.ndim != 2:
-            raise files.damaged(path, f"{name} has shape {list(rows.shape)}")
-        try:
-            tree = Tree.of([rank for rank in row if rank != -1] for row in rows.tolist())
-        except TreeError as error:
-            raise files.damaged(path, f"{name}: {error.found}") from None
-        mask = arrays.get(f"trees.{len(trees)}.ancestor_mask")
-        if mask is None or mask.shape != (tree.n_nodes + 1, tree.n_nodes + 1):
-            raise files.damaged(path, f"{name} has {tree.n_nodes} nodes and no mask of that size")
-        expected |= _tree_arrays(len(trees), tree)
-        trees.append(tree)
+    for kind, trees in stored.items():
+        while (name := f"{kind}.{len(trees)}.paths") in arrays:
+            tree = _tree_from_paths(path, name, arrays[name])
+            mask = arrays.get(f"{kind}.{len(trees)}.ancestor_mask")
+            if mask is None or mask.shape != (tree.n_nodes + 1, tree.n_nodes + 1):
+                problem = f"{name} has {tree.n_nodes} nodes and no mask of that size"
+                raise files.damaged(path, problem)
+            expected |= _tree_arrays(kind, len(trees), tree)
+            trees.append(tree)
     for name in sorted(expected.keys() | arrays.keys()):
         if not _same_array(expected.get(name), arrays.get(name)):
             raise files.damaged(path, f"{name} does not belong to the trees' paths")
-    return trees
+    return stored
+
+
+def _tree_from_paths(path: Path, name: str, rows: NDArray[Any]) -> Tree:
+    if rows.ndim != 2:
+        raise files.damaged(path, f"{name} has shape {list(rows.shape)}")
+    try:
+        return Tree.of([rank for rank in row if rank != -1] for row in rows.tolist())
+    except TreeError as error:
+        raise files.damaged(path, f"{name}: {error.found}") from None
 
 
 def _same_array(expected: NDArray[Any] | None, found: NDArray[Any] | None) -> bool:

@@ -68,6 +68,50 @@ class SamplingConfig(Settings):
 
 
 @dataclass(frozen=True)
+class AcceptanceConfig(Settings):
+    """When a drafted token is kept: where it is the target's choice, or where it is typical.
+
+    Exact acceptance is lossless. Typical acceptance is not: a token is kept where its probability
+    is above min(epsilon, alpha * exp(-entropy in nats)) (Cai et al. 2024, Medusa).
+    """
+
+    rule: str = "exact"
+    """exact or typical."""
+    epsilon: float = 0.09
+    alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("exact", "typical"):
+            raise UsageError(f"--acceptance {self.rule}", "exact or typical")
+        for name in ("epsilon", "alpha"):
+            self._check(name, lambda v: _finite(v) and v >= 0, "a finite number of at least 0")
+
+    @classmethod
+    def of(
+        cls, rule: str, epsilon: float | None = None, alpha: float | None = None
+    ) -> AcceptanceConfig:
+        """From flags that may not be given; `UsageError` for one that would change nothing."""
+        given = {n: v for n, v in (("epsilon", epsilon), ("alpha", alpha)) if v is not None}
+        if given and rule == "exact":
+            flags = ", ".join(f"--{name} {value}" for name, value in given.items())
+            raise UsageError(f"{flags} with --acceptance exact", "--acceptance typical")
+        return cls(rule, **given)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the text is plain decoding's."""
+        return self.rule == "exact"
+
+    def check_sampling(self, sampling: SamplingConfig) -> None:
+        """Raise `UsageError` where the rule has no meaning."""
+        if not self.is_exact and sampling.temperature == 0:
+            raise UsageError(
+                "--acceptance typical with --temperature 0",
+                "--temperature above 0: greedy decoding finds one token typical, the best",
+            )
+
+
+@dataclass(frozen=True)
 class BuildConfig(Settings):
     """The settings of `build-bank`; see `PRESETS` for the sizes that go together."""
 
@@ -91,6 +135,8 @@ class BuildConfig(Settings):
     top_p: float = 1.0
     top_k: int = 0
     prompt_mode: str = "auto"
+    signal: str = "auto"
+    """What ladder and hysteresis look at, such as chain_value:1; auto tries several."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -204,6 +250,38 @@ class DecodeConfig(Settings):
 
     max_new_tokens: int = 128
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
 
     def __post_init__(self) -> None:
         self._check("max_new_tokens", lambda v: v >= 1, "a whole number of at least 1")
+        self.acceptance.check_sampling(self.sampling)
+
+
+@dataclass(frozen=True)
+class BenchConfig(Settings):
+    """The settings of `bench`; None stands for what is usual for the bank."""
+
+    methods: tuple[str, ...] | None = None
+    task: str | None = None
+    data: str | None = None
+    medusa_heads: str | None = None
+    prompts: int | None = None
+    rounds: int = 1
+    """Times that each text is timed with each method."""
+    max_new_tokens: int = 96
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
+
+    def __post_init__(self) -> None:
+        self._check("prompts", lambda v: v is None or v >= 1, "a whole number of at least 1")
+        for name in ("rounds", "max_new_tokens"):
+            self._check(name, lambda v: v >= 1, "a whole number of at least 1")
+        self.acceptance.check_sampling(self.sampling)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How the target chooses."""
+        return SamplingConfig(self.temperature, self.top_p, self.top_k, self.seed)

@@ -3,29 +3,34 @@
 Every policy emits the same tokens, so the least replayed time is the most tokens per second. A
 search over thresholds always finds some gain, if only in noise; so a fit is kept only where it also
 beats the best fixed tree on texts it was not fitted on. Otherwise the policy that comes back *is*
-that fixed tree and needs no signal. This module knows no models, no clocks (costs are given) and no
-trees' paths.
+that fixed tree and needs no signal. What the same search finds on the very texts it is scored on is
+an upper bound of what any function of its signal could do. This module knows no models and no
+clocks: costs are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
+from entmtp_calib.costs import Costs
 from entmtp_calib.errors import DataError
-from entmtp_calib.policy import Hysteresis, Ladder, Policy, Static
-from entmtp_calib.replay import NOT_CHOSEN, PolicyWalk, prompt_ms, walk_policy
+from entmtp_calib.policy import Hysteresis, Ladder, Policy, Staged, Static
+from entmtp_calib.replay import NOT_CHOSEN, PolicyWalk, accepted, prompt_ms, walk_policy
 from entmtp_calib.signals import SignalSpec
-from entmtp_calib.trace import Bools, Floats, Ints, Trace
+from entmtp_calib.staging import cuts, induced, useful
+from entmtp_calib.trace import Floats, Ints, Trace
+from entmtp_calib.tree import Tree
 
 LADDER_BINS = 16  # signal quantiles that a ladder may put thresholds between
-LADDER_ROUNDS = 8  # iterations of the rate that tree costs are weighed by
+ROUNDS = 8  # iterations of the rate that tree costs are weighed by
 HYSTERESIS_LEVELS = 7  # signal quantiles that a pair's thresholds are taken from
 HYSTERESIS_PAIRS = 3  # pairs of trees that are worth the whole grid of thresholds
+WORTHWHILE = 0.003  # relative gain below which one level less is the better policy
 MIN_ERRORS = 2.0  # standard errors below which a gain on unseen texts is a tie
 
 
@@ -38,7 +43,7 @@ class Fit:
         tokens_per_second: of the policy on the trace it was fitted on.
         static_tokens_per_second: of the best fixed tree there.
         held_out_gain: relative gain over that tree where each half of the texts was decoded with
-            the fit of the other half; 0 for a static policy.
+            the fit of the other half, confirmed or not; 0 for a static policy.
     """
 
     policy: Policy
@@ -46,110 +51,108 @@ class Fit:
     static_tokens_per_second: float
     held_out_gain: float = 0.0
 
-
-def fit_static(trace: Trace, accepted: Ints, step_ms: Floats) -> Fit:
-    """The fixed tree with the most tokens per second on the trace; the first one on a tie.
-
-    Args:
-        accepted: int64 [K, N], accepted draft tokens of each tree at each row, smallest tree first.
-        step_ms: float64 [K], cost of a step with each tree.
-    """
-    task = _Task.of(trace, accepted, step_ms)
-    speed = task.tokens_per_second(Static(task.best_static))
-    return Fit(Static(task.best_static), speed, speed)
-
-
-def fit_ladder(
-    trace: Trace,
-    accepted: Ints,
-    step_ms: Floats,
-    signal: SignalSpec,
-    signal_ms: Floats | float = 0.0,
-    speculates: Bools | None = None,
-) -> Fit:
-    """A ladder over all trees: in each signal bin the tree that is worth its time, never falling.
-
-    Args:
-        accepted: int64 [K, N], accepted draft tokens of each tree at each row, smallest tree first.
-        step_ms: float64 [K], cost of a step with each tree and no signal.
-        signal_ms: float64 [K] or one for all, what having the signal adds to a step of each tree
-            (a chain's levels that the tree reuses add nothing).
-        speculates: bool [K], which trees have nodes; for the acceptance average only.
-    """
-    task = _Task.of(trace, accepted, step_ms, signal, signal_ms, speculates)
-    return _fit(task, _search_ladder, lambda index: Ladder(None, (), (index,)))
-
-
-def fit_hysteresis(
-    trace: Trace,
-    accepted: Ints,
-    step_ms: Floats,
-    signal: SignalSpec,
-    signal_ms: Floats | float = 0.0,
-    speculates: Bools | None = None,
-) -> Fit:
-    """The best two trees and thresholds by replay over a grid; arguments as for `fit_ladder`."""
-    task = _Task.of(trace, accepted, step_ms, signal, signal_ms, speculates)
-    return _fit(task, _search_hysteresis, lambda index: Hysteresis(None, index, index))
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a fixed tree, under whatever name."""
+        return len(self.policy.indices) == 1
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
-    """What a fit is given: texts, trees and the price of each choice."""
+class Task:
+    """Texts, trees and prices: what a policy is fitted to or scored on.
+
+    Attributes:
+        trace: of the texts.
+        trees: what a policy's indices count, smallest first.
+        costs: of the machine.
+        accepted: int64 [K, N], accepted draft tokens of each tree at each row.
+    """
 
     trace: Trace
-    accepted: Ints  # [K, N]
-    step_ms: Floats  # [K]
-    signal: SignalSpec | None
-    signal_ms: Floats  # [K]
-    speculates: Bools | None
+    trees: tuple[Tree, ...]
+    costs: Costs
+    accepted: Ints
 
     @classmethod
-    def of(
-        cls,
-        trace: Trace,
-        accepted: Ints,
-        step_ms: Floats,
-        signal: SignalSpec | None = None,
-        signal_ms: Floats | float = 0.0,
-        speculates: Bools | None = None,
-    ) -> _Task:
+    def of(cls, trace: Trace, trees: Sequence[Tree], costs: Costs) -> Task:
+        """The task of these trees; raises `DataError` where no text has a step."""
         if trace.terminal.all():
             raise DataError("no text of two or more tokens", action="generate longer texts")
-        costs = np.asarray(step_ms, dtype=np.float64)
-        extra = np.broadcast_to(np.asarray(signal_ms, dtype=np.float64), costs.shape)
-        return cls(trace, np.asarray(accepted), costs, signal, extra, speculates)
+        table = np.stack([accepted(tree, trace.ranks) for tree in trees])
+        return cls(trace, tuple(trees), costs, table)
 
-    @property
-    def n_trees(self) -> int:
-        return len(self.step_ms)
+    @cached_property
+    def step_ms(self) -> Floats:
+        """[K], ms of a step with each tree and no signal."""
+        return self.costs.step_ms(self.trees)
 
     @cached_property
     def best_static(self) -> int:
-        totals = [self.ms(Static(index)).sum() for index in range(self.n_trees)]
-        return int(np.argmin(totals))
-
-    def costs(self, policy: Policy) -> Floats:
-        """[K], ms of a step with each tree under a policy, which may need its signal."""
-        return self.step_ms if policy.signal is None else self.step_ms + self.signal_ms
+        """The fixed tree with the least replayed time; the first one on a tie."""
+        return int(np.argmin([self.ms(Static(k)).sum() for k in range(len(self.trees))]))
 
     def walk(self, policy: Policy) -> PolicyWalk:
-        return walk_policy(self.trace, self.accepted, policy, self.speculates)
+        """The policy's steps."""
+        speculates = np.array([tree.n_nodes > 0 for tree in self.trees])
+        return walk_policy(self.trace, self.accepted, policy, speculates)
 
     def ms(self, policy: Policy) -> Floats:
         """[P], replayed time of each text."""
-        return prompt_ms(self.trace, self.walk(policy).chosen, self.costs(policy))
+        return prompt_ms(self.trace, self.walk(policy), self.costs.policy_ms(policy, self.trees))
 
     def tokens_per_second(self, policy: Policy) -> float:
+        """Replayed rate; of the steps alone, since a prompt's own pass is in no trace."""
         return 1000.0 * len(self.trace) / float(self.ms(policy).sum())
 
-    def part(self, prompts: Sequence[int]) -> _Task:
+    def part(self, prompts: Sequence[int]) -> Task:
         """The same task on some of the texts."""
         rows = self.trace.rows_of(prompts)
         return replace(self, trace=self.trace.select(prompts), accepted=self.accepted[:, rows])
 
+    def among(self, indices: Sequence[int]) -> Task:
+        """The same task with some of the trees, which are counted anew."""
+        trees = tuple(self.trees[index] for index in indices)
+        return replace(self, trees=trees, accepted=self.accepted[list(indices)])
 
-def _fit(task: _Task, search: Callable[[_Task], Policy], fixed: Callable[[int], Policy]) -> Fit:
+
+Search = Callable[[Task], Policy]
+
+
+def fit_static(task: Task) -> Fit:
+    """The fixed tree with the most tokens per second on the trace; the first one on a tie."""
+    policy = Static(task.best_static)
+    speed = task.tokens_per_second(policy)
+    return Fit(policy, speed, speed)
+
+
+def fit_ladder(task: Task, signal: SignalSpec) -> Fit:
+    """A ladder: in each range of the signal the tree that is worth its time, never falling."""
+    return _fit(task, partial(search_ladder, signal=signal), lambda k: Ladder(None, (), (k,)))
+
+
+def fit_hysteresis(task: Task, signal: SignalSpec) -> Fit:
+    """The best two trees and thresholds by replay over a grid, the effect of staying included."""
+    return _fit(task, partial(search_hysteresis, signal=signal), lambda k: Hysteresis(None, k, k))
+
+
+def fit_staged(task: Task) -> Fit:
+    """Stop or draft on at every level, by backward induction."""
+    return _fit(task, search_staged, _fixed_staged)
+
+
+def shortlist(task: Task) -> list[int]:
+    """The trees worth a scheduler's while: the best in some range of some level's chain value.
+
+    The empty tree and the best fixed one are always among them.
+    """
+    static = task.best_static
+    rate = len(task.trace) / task.ms(Static(static)).sum()
+    found = useful(task.trace, task.trees, task.costs, task.accepted, _rows(task, static), rate)
+    empty = [k for k, tree in enumerate(task.trees) if not tree.n_nodes]
+    return sorted({static, *empty, *found})
+
+
+def _fit(task: Task, search: Search, fixed: Callable[[int], Policy]) -> Fit:
     """What the search finds, if it gains here and on texts it has not seen; else the fixed tree."""
     static = Static(task.best_static)
     static_speed = task.tokens_per_second(static)
@@ -159,10 +162,10 @@ def _fit(task: _Task, search: Callable[[_Task], Policy], fixed: Callable[[int], 
         speed = task.tokens_per_second(found)
         if speed > static_speed:
             return Fit(found, speed, static_speed, gain)
-    return Fit(fixed(static.index), static_speed, static_speed)
+    return Fit(fixed(static.index), static_speed, static_speed, gain)
 
 
-def _held_out(task: _Task, search: Callable[[_Task], Policy]) -> tuple[float, bool]:
+def _held_out(task: Task, search: Search) -> tuple[float, bool]:
     """Relative gain over the fixed tree on texts not fitted on, and whether it is one.
 
     Each half of the texts is replayed with the policy found on the other half. Both must gain, and
@@ -181,38 +184,42 @@ def _held_out(task: _Task, search: Callable[[_Task], Policy]) -> tuple[float, bo
     return float(each.sum() / np.concatenate(policy_ms).sum()), bool(is_confirmed)
 
 
-def _search_ladder(task: _Task) -> Policy:
+def search_ladder(task: Task, signal: SignalSpec) -> Policy:
     """From every fixed tree: choose per signal bin, replay, weigh again by the rate achieved."""
-    best: Policy = Ladder(task.signal, (), (task.best_static,))
-    best_ms = task.ms(best).sum()
-    for index in range(task.n_trees):
-        policy = Ladder(task.signal, (), (index,))
-        for _ in range(LADDER_ROUNDS):
+    best: Policy = Ladder(None, (), (task.best_static,))
+    best_ms = task.ms(Static(task.best_static)).sum()
+    costs = task.costs.ahead_ms(task.trees, signal.depth)[-1]
+    for index in range(len(task.trees)):
+        policy = Ladder(signal, (), (index,))
+        for _ in range(ROUNDS):
             steps = task.walk(policy)
-            total_ms = prompt_ms(task.trace, steps.chosen, task.costs(policy)).sum()
+            total_ms = prompt_ms(task.trace, steps, task.costs.policy_ms(policy, task.trees)).sum()
+            if not np.isfinite(total_ms):
+                break  # levels of so many parents were never timed
             if total_ms < best_ms:
                 best, best_ms = policy, total_ms
-            improved = _improved_ladder(task, steps, total_ms)
+            improved = _improved_ladder(task, signal, steps, total_ms, costs)
             if improved == policy:
                 break
             policy = improved
     return best
 
 
-def _improved_ladder(task: _Task, steps: PolicyWalk, total_ms: float) -> Ladder:
+def _improved_ladder(
+    task: Task, signal: SignalSpec, steps: PolicyWalk, total_ms: float, costs: Floats
+) -> Ladder:
     """The ladder that is worth the most tokens when a millisecond is worth what `steps` got."""
     rows = np.flatnonzero(steps.chosen != NOT_CHOSEN)
     emitted = task.accepted[:, rows] + 1
-    edges = _quantiles(steps.values[rows], LADDER_BINS - 1)
+    edges = cuts(steps.values[rows], LADDER_BINS - 1)
     bins = np.searchsorted(edges, steps.values[rows], side="left")  # as `Ladder.choose` does
     count = np.bincount(bins, minlength=len(edges) + 1)
     tokens = np.stack([np.bincount(bins, tree, minlength=len(count)) for tree in emitted])
     rate = (steps.accepted[rows] + 1).sum() / total_ms
-    costs = task.step_ms + task.signal_ms
     indices = _best_rising(tokens.T - rate * count[:, None] * costs)
     changes = np.flatnonzero(np.diff(indices))
     return Ladder(
-        task.signal,
+        signal,
         tuple(edges[changes].tolist()),
         (int(indices[0]), *indices[changes + 1].tolist()),
     )
@@ -235,18 +242,19 @@ def _best_rising(worth: Floats) -> Ints:
     return chosen
 
 
-def _search_hysteresis(task: _Task) -> Policy:
+def search_hysteresis(task: Task, signal: SignalSpec) -> Policy:
     """Every pair of trees with one threshold; then the best pairs with every two thresholds."""
-    single = Hysteresis(task.signal, task.best_static, task.best_static)
-    levels = [_levels(task, index) for index in range(task.n_trees)]
+    single = Hysteresis(None, task.best_static, task.best_static)
+    levels = [_levels(task, signal, index) for index in range(len(task.trees))]
 
     def cheapest(policies: Iterable[Hysteresis]) -> tuple[float, Hysteresis]:
         timed = ((float(task.ms(policy).sum()), policy) for policy in policies)
         return min(timed, key=lambda entry: entry[0])
 
     pairs = [
-        cheapest(Hysteresis(task.signal, small, large, level, level) for level in levels[large])
-        for small, large in combinations(range(task.n_trees), 2)
+        cheapest(Hysteresis(signal, small, large, level, level) for level in levels[large])
+        for small, large in combinations(range(len(task.trees)), 2)
+        if levels[large]
     ]
     promising = sorted(pairs, key=lambda entry: entry[0])[:HYSTERESIS_PAIRS]
     full = [
@@ -257,13 +265,66 @@ def _search_hysteresis(task: _Task) -> Policy:
     return cheapest([single, *full])[1]
 
 
-def _levels(task: _Task, index: int) -> list[float]:
+def _levels(task: Task, signal: SignalSpec, index: int) -> list[float]:
     """Quantiles of the signal on the steps of one fixed tree."""
-    steps = task.walk(Ladder(task.signal, (), (index,)))
+    steps = task.walk(Ladder(signal, (), (index,)))
     values = steps.values[steps.chosen != NOT_CHOSEN]
-    return [float(level) for level in _quantiles(values, HYSTERESIS_LEVELS)]
+    return [float(level) for level in cuts(values, HYSTERESIS_LEVELS)]
 
 
-def _quantiles(values: Floats, n_quantiles: int) -> Floats:
-    """At most n inner quantiles, strictly rising."""
-    return np.unique(np.quantile(values, np.linspace(0, 1, n_quantiles + 2)[1:-1]))
+def search_staged(task: Task) -> Policy:
+    """For every number of levels: induce and replay, then leave out trees while that gains.
+
+    A deeper look must be worth `WORTHWHILE` more than a shallower one.
+    """
+    best_ms, best = _replayed(task, _fixed_staged(task.best_static))
+    for seen in range(1, max(tree.depth for tree in task.trees) + 1):
+        ms, policy = _settled(task, range(len(task.trees)), seen)
+        while True:
+            options = [[k for k in policy.indices if k != out] for out in policy.indices]
+            found = [_settled(task, option, seen) for option in options if option]
+            less_ms, less = min(found, key=lambda entry: entry[0], default=(np.inf, policy))
+            if less_ms >= ms:
+                break
+            ms, policy = less_ms, less
+        if ms * (1 + WORTHWHILE) < best_ms:
+            best_ms, best = ms, policy
+    return best
+
+
+def _settled(task: Task, among: Sequence[int], seen: int) -> tuple[float, Staged]:
+    """The best of the policies that induction goes through from the best fixed tree on."""
+    policy = _fixed_staged(task.best_static)
+    best = _replayed(task, policy)
+    for _ in range(ROUNDS):
+        steps = task.walk(policy)
+        ms = prompt_ms(task.trace, steps, task.costs.policy_ms(policy, task.trees)).sum()
+        best = min(best, (float(ms), policy), key=lambda entry: entry[0])
+        rows = np.flatnonzero(steps.chosen != NOT_CHOSEN)
+        improved = induced(
+            task.trace,
+            task.trees,
+            task.costs,
+            task.accepted,
+            rows,
+            len(task.trace) / ms,
+            among,
+            seen,
+        )
+        if improved == policy:
+            break
+        policy, among = improved, improved.indices
+    return best
+
+
+def _replayed(task: Task, policy: Staged) -> tuple[float, Staged]:
+    return float(task.ms(policy).sum()), policy
+
+
+def _fixed_staged(index: int) -> Staged:
+    return Staged(((),), ((index,),))
+
+
+def _rows(task: Task, index: int) -> Ints:
+    """Rows where one fixed tree's steps start that are not terminal."""
+    return np.flatnonzero(task.walk(Static(index)).chosen != NOT_CHOSEN)

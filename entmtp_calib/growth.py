@@ -8,7 +8,7 @@ module knows no costs: which of these trees are fast is another question.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +51,7 @@ def grow(trace: Trace, max_depth: int, max_nodes: int, n_ranks: int) -> list[Gro
         max_depth: no node is deeper; at most the trace's heads.
         n_ranks: child ranks below this one may be used.
 
-    Ties in acceptance go to the shallower node, then the smaller sum of ranks, then the smaller
-    path.
+    Ties in acceptance go as `best_candidate` says.
     """
     if not 1 <= max_depth <= trace.max_depth:
         raise TreeError(
@@ -66,7 +65,7 @@ def grow(trace: Trace, max_depth: int, max_nodes: int, n_ranks: int) -> list[Gro
         if not candidates:
             break
         visited = growing.visited()
-        growing.add(growing.best(candidates, visited))
+        growing.add(best_candidate(growing.gains(candidates, visited)))
         grown.append(Grown(growing.tree, max_depth, growing.counts(visited)))
     return grown
 
@@ -84,6 +83,17 @@ def grow_all(
         progress.advance(1, f"{len(distinct)} trees")
     progress.done()
     return list(distinct.values())
+
+
+def best_candidate(gains: Mapping[Path, int]) -> Path:
+    """The growth candidate to add: the one that gains most.
+
+    Args:
+        gains: per candidate, the accepted draft tokens that it adds on the current tree's steps.
+
+    Ties go to the shallower node, then the smaller sum of ranks, then the smaller path.
+    """
+    return min(gains, key=lambda path: (-gains[path], len(path), sum(path), path))
 
 
 def acceptance_frontier(grown: Iterable[Grown]) -> list[Grown]:
@@ -119,18 +129,14 @@ class _Growing:
         """What the tree emits on the given rows."""
         return step_counts(self.trace, self.accepted, visited)
 
-    def best(self, candidates: list[Path], visited: Bools) -> Path:
-        """The candidate that gains most on the visited rows, ties by the rule."""
+    def gains(self, candidates: list[Path], visited: Bools) -> dict[Path, int]:
+        """What each candidate gains on the visited rows."""
         candidate_rank = np.full(len(self.numbers), NO_CANDIDATE)
         for path in candidates:
             candidate_rank[self.numbers[path[:-1]]] = path[-1]
         gains_here = visited & (self.wanted == candidate_rank[self.left_at])
         gains = np.bincount(self.left_at[gains_here], minlength=len(self.numbers)).tolist()
-
-        def preference(path: Path) -> tuple[int, int, int, Path]:
-            return -gains[self.numbers[path[:-1]]], len(path), sum(path), path
-
-        return min(candidates, key=preference)
+        return {path: gains[self.numbers[path[:-1]]] for path in candidates}
 
     def add(self, path: Path) -> None:
         """Add a growth candidate and move the positions that follow it."""

@@ -6,8 +6,11 @@ This module knows no tokens and no loop.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from entmtp_calib.errors import TreeError
 from entmtp_calib.heads.model import RANK_CAP, Heads
@@ -15,18 +18,45 @@ from entmtp_calib.topology import Level, Topology
 from entmtp_calib.tree import Tree
 
 
-class Plan:
+class Rows:
+    """How the rows of one verify pass hang together; row 0 is the root, parents stand first.
+
+    Args:
+        parents: n + 1 parent rows; -1 for the root.
+        depth_list: n + 1 depths, rising.
+        depths: int64 [n + 1], the same on the device.
+        mask: bool [n + 1, n + 1], a row sees itself and its ancestors.
+    """
+
+    def __init__(
+        self, parents: list[int], depth_list: list[int], depths: Tensor, mask: Tensor
+    ) -> None:
+        self.parents, self.depth_list, self.depths = parents, depth_list, depths
+        # One row needs no mask, and a chain's is the causal one.
+        is_chain = depth_list[-1] == len(depth_list) - 1
+        self.mask = None if is_chain else mask
+
+    @property
+    def n_rows(self) -> int:
+        """The root and n nodes."""
+        return len(self.parents)
+
+    def rows_to(self, depth: int) -> int:
+        """How many rows are no deeper."""
+        return bisect_right(self.depth_list, depth)
+
+
+class Plan(Rows):
     """One tree's topology as tensors on the device: all that a switch has to point at."""
 
     def __init__(self, topology: Topology, device: torch.device) -> None:
-        self.tree, self.n_rows = topology.tree, topology.n_rows
-        self.parents: list[int] = topology.parents.tolist()
-        self.depths = torch.from_numpy(topology.depths).to(device)
-        self.depth_list: list[int] = topology.depths.tolist()
-        # One row needs no mask, and a chain's is the causal one.
-        is_chain = self.tree.n_nodes == self.tree.depth
-        mask = torch.from_numpy(topology.ancestor_mask)
-        self.mask = None if is_chain else mask.to(device)
+        super().__init__(
+            topology.parents.tolist(),
+            topology.depths.tolist(),
+            torch.from_numpy(topology.depths).to(device),
+            torch.from_numpy(topology.ancestor_mask).to(device),
+        )
+        self.tree = topology.tree
         self.levels = [LevelPlan(level, topology, device) for level in topology.levels]
 
 
@@ -34,15 +64,13 @@ class LevelPlan:
     """Index tensors of one level: which paths to extend, and where the choices go."""
 
     def __init__(self, level: Level, topology: Topology, device: torch.device) -> None:
-        self.depth, self.first_chain = level.depth, level.first_chain
+        self.depth = level.depth
         ancestors = topology.ancestor_mask[level.parent_rows]
         paths = np.stack([np.flatnonzero(row) for row in ancestors])
         self.path_rows = torch.from_numpy(paths).to(device)
         self.node_parent = torch.from_numpy(level.node_parent).to(device)
         self.node_rank = torch.from_numpy(level.node_rank).to(device)
         self.node_rows = torch.from_numpy(level.node_rows).to(device)
-        others = np.arange(len(paths)) != level.first_chain
-        self.other_parents = torch.from_numpy(np.flatnonzero(others)).to(device)
 
 
 def check_tree(tree: Tree, heads: Heads | None) -> None:

@@ -1,8 +1,9 @@
-"""Policies: which tree to use next, from one number.
+"""Policies: which tree to use next, from signals that are read one at a time.
 
 A policy is a small pure state machine over tree indices, smallest tree first; its state is the
-index that it chose last. It is pure so that decoding and replay can call the same `choose` and
-must agree. This module knows no traces, no costs, no models, no trees' paths and not where
+index that it chose last. It reads signals through a function it is given, so that decoding drafts
+no level of the greedy chain that the decision does not need; replay gives it the recorded values,
+so both must agree. This module knows no traces, no costs, no models, no trees' paths and not where
 thresholds come from.
 """
 
@@ -10,13 +11,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
 from entmtp_calib.errors import ArtifactError
-from entmtp_calib.signals import SignalSpec
+from entmtp_calib.signals import Read, SignalSpec
+
+DRAFT_ON = -1  # in place of a tree's index: draft one level more, then decide
+Thresholds = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Static:
 
     index: int
     name: ClassVar[str] = "static"
-    signal: ClassVar[None] = None
+    signals: ClassVar[tuple[SignalSpec, ...]] = ()
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -36,13 +40,17 @@ class Static:
         """The state at the start of a text."""
         return self.index
 
-    def choose(self, state: int, value: float) -> tuple[int, int]:
+    def choose(self, state: int, read: Read) -> tuple[int, int]:
         """The tree's index, and the next state."""
         return self.index, self.index
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `policy_from_dict` reads it back."""
         return {"name": self.name, "index": self.index}
+
+    def renumbered(self, numbers: Sequence[int]) -> Static:
+        """The same policy where tree k is called numbers[k]."""
+        return Static(numbers[self.index])
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,7 @@ class Ladder:
     name: ClassVar[str] = "ladder"
 
     def __post_init__(self) -> None:
-        rising = all(low < high for low, high in pairwise(self.thresholds))
-        if not rising or not all(map(math.isfinite, self.thresholds)):
-            raise ValueError(f"thresholds {self.thresholds} are not finite and strictly rising")
-        if len(self.indices) != len(self.thresholds) + 1:
-            raise ValueError(f"{len(self.thresholds)} thresholds for {len(self.indices)} trees")
+        _check_steps(self.thresholds, self.indices)
         if self.signal is None and len(self.indices) > 1:
             raise ValueError("several trees without a signal to choose by")
 
@@ -73,19 +77,30 @@ class Ladder:
         """The state at the start of a text; a ladder looks at the signal only."""
         return self.indices[0]
 
-    def choose(self, state: int, value: float) -> tuple[int, int]:
-        """The tree's index, and the next state. An undefined value chooses the first index."""
-        index = self.indices[bisect_left(self.thresholds, value)]
+    @property
+    def signals(self) -> tuple[SignalSpec, ...]:
+        """What it may read."""
+        return () if self.signal is None else (self.signal,)
+
+    def choose(self, state: int, read: Read) -> tuple[int, int]:
+        """The tree's index, and the next state."""
+        index = self.indices[0]
+        if self.signal is not None:
+            index = self.indices[bisect_left(self.thresholds, read(self.signal))]
         return index, index
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `policy_from_dict` reads it back."""
         return {
             "name": self.name,
-            "signal": _signal_to_dict(self.signal),
+            "signal": self.signal and asdict(self.signal),
             "thresholds": list(self.thresholds),
             "indices": list(self.indices),
         }
+
+    def renumbered(self, numbers: Sequence[int]) -> Ladder:
+        """The same policy where tree k is called numbers[k]."""
+        return replace(self, indices=tuple(numbers[index] for index in self.indices))
 
 
 @dataclass(frozen=True)
@@ -115,32 +130,119 @@ class Hysteresis:
         """The trees it may choose."""
         return (self.small,) if self.small == self.large else (self.small, self.large)
 
+    @property
+    def signals(self) -> tuple[SignalSpec, ...]:
+        """What it may read."""
+        return () if self.signal is None else (self.signal,)
+
     def start(self) -> int:
         """The state at the start of a text."""
         return self.small
 
-    def choose(self, state: int, value: float) -> tuple[int, int]:
-        """The tree's index, and the next state. An undefined value changes nothing."""
-        if value > self.tau_on:
-            state = self.large
-        elif value <= self.tau_off:
-            state = self.small
+    def choose(self, state: int, read: Read) -> tuple[int, int]:
+        """The tree's index, and the next state."""
+        if self.signal is not None:
+            value = read(self.signal)
+            if value > self.tau_on:
+                state = self.large
+            elif value <= self.tau_off:
+                state = self.small
         return state, state
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `policy_from_dict` reads it back."""
         return {
             "name": self.name,
-            "signal": _signal_to_dict(self.signal),
+            "signal": self.signal and asdict(self.signal),
             "small": self.small,
             "large": self.large,
             "tau_on": self.tau_on,
             "tau_off": self.tau_off,
         }
 
+    def renumbered(self, numbers: Sequence[int]) -> Hysteresis:
+        """The same policy where tree k is called numbers[k]."""
+        return replace(self, small=numbers[self.small], large=numbers[self.large])
 
-Policy = Static | Ladder | Hysteresis
-_POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (Static, Ladder, Hysteresis)}
+
+@dataclass(frozen=True)
+class Staged:
+    """Decides while drafting: at each level of the greedy chain, stop with a tree or draft on.
+
+    Level 0 is before any drafting and looks at nothing; level d looks at `level_signal(d)`. What
+    was drafted is part of the tree, so a step that the heads are unsure of costs few levels.
+
+    Attributes:
+        thresholds: per level, strictly rising; level 0 has none.
+        actions: per level, one more than thresholds: a tree's index, or `DRAFT_ON`. The last level
+            stops.
+    """
+
+    thresholds: tuple[Thresholds, ...]
+    actions: tuple[tuple[int, ...], ...]
+    name: ClassVar[str] = "staged"
+
+    def __post_init__(self) -> None:
+        if not self.actions or len(self.thresholds) != len(self.actions) or self.thresholds[0]:
+            raise ValueError("staged levels need thresholds and actions each, none at level 0")
+        for thresholds, actions in zip(self.thresholds, self.actions, strict=True):
+            _check_steps(thresholds, actions)
+        if DRAFT_ON in self.actions[-1]:
+            raise ValueError("the last level cannot draft on")
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The trees it may choose."""
+        return tuple(sorted({a for level in self.actions for a in level if a != DRAFT_ON}))
+
+    @property
+    def signals(self) -> tuple[SignalSpec, ...]:
+        """What it may read."""
+        return tuple(level_signal(depth) for depth in range(1, len(self.actions)))
+
+    def start(self) -> int:
+        """The state at the start of a text; every step is decided afresh."""
+        return self.indices[0]
+
+    def choose(self, state: int, read: Read) -> tuple[int, int]:
+        """The tree's index, and the next state."""
+        index = DRAFT_ON
+        for depth, (thresholds, actions) in enumerate(
+            zip(self.thresholds, self.actions, strict=True)
+        ):
+            at = bisect_left(thresholds, read(level_signal(depth))) if depth else 0
+            index = actions[at]
+            if index != DRAFT_ON:
+                break
+        return index, index
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `policy_from_dict` reads it back."""
+        return {
+            "name": self.name,
+            "thresholds": [list(level) for level in self.thresholds],
+            "actions": [list(level) for level in self.actions],
+        }
+
+    def renumbered(self, numbers: Sequence[int]) -> Staged:
+        """The same policy where tree k is called numbers[k]."""
+        actions = tuple(
+            tuple(a if a == DRAFT_ON else numbers[a] for a in level) for level in self.actions
+        )
+        return replace(self, actions=actions)
+
+
+def level_signal(depth: int) -> SignalSpec:
+    """What a staged policy looks at after drafting to `depth`, at least 1."""
+    return _LEVELS[depth - 1] if depth <= len(_LEVELS) else SignalSpec("chain_value", depth)
+
+
+_LEVELS = tuple(SignalSpec("chain_value", depth) for depth in range(1, 9))
+
+Policy = Static | Ladder | Hysteresis | Staged
+_POLICIES: dict[str, type[Policy]] = {
+    kind.name: kind for kind in (Static, Ladder, Hysteresis, Staged)
+}
 
 
 def policy_from_dict(data: Mapping[str, Any]) -> Policy:
@@ -169,8 +271,13 @@ def policy_from_dict(data: Mapping[str, Any]) -> Policy:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _signal_to_dict(signal: SignalSpec | None) -> dict[str, Any] | None:
-    return None if signal is None else {"kind": signal.kind, "depth": signal.depth}
+def _check_steps(thresholds: Thresholds, indices: tuple[int, ...]) -> None:
+    """ValueError unless the thresholds cut the values into one range per index."""
+    rising = all(low < high for low, high in pairwise(thresholds))
+    if not rising or not all(map(math.isfinite, thresholds)):
+        raise ValueError(f"thresholds {thresholds} are not finite and strictly rising")
+    if len(indices) != len(thresholds) + 1:
+        raise ValueError(f"{len(thresholds)} thresholds for {len(indices)} trees")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     TIMING_SCHEMA: pa.Schema
     POLICIES_SCHEMA: pa.Schema
     STEPS_SCHEMA: pa.Schema
+    BENCH_SCHEMA: pa.Schema
+    BENCH_RUNS_SCHEMA: pa.Schema
 
 FORMAT_VERSION = 1
 
@@ -36,6 +38,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "split": "string",
         "prompt": "int32",
         "position": "int32",
+        "context": "int32",
         "token": "int32",
         "ranks": "list<int16>",
         "chain_probs": "list<float32>",
@@ -62,27 +65,39 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "conditional_acceptance": "list<float64>?",
         "marginal_acceptance": "list<float64>?",
     },
-    # A row per timed repetition: one step at a context length, or one prompt end to end.
+    # A row per timed repetition. kind step: a step at a context length, draft_ms of it drafting;
+    # kind level: drafting one depth under `rows` parents; kind end_to_end: a whole prompt.
     "timing": {
         "kind": "string",
-        "tree": "string",
+        "tree": "string?",
+        "depth": "int32?",
         "context_length": "int32?",
         "rows": "int32",
         "prompt": "int32?",
         "round": "int32",
         "step_ms": "float64?",
+        "draft_ms": "float64?",
         "tokens": "int32?",
         "steps": "int32?",
         "seconds": "float64?",
     },
-    # A row per policy on the report split; low and high bound ratio_to_plain.
+    # A row per policy on the report split. Rates are end to end, decode and predicted ones of the
+    # steps alone; low and high bound ratio_to_plain. A feature bound is fitted to the very texts
+    # it is scored on: no function of the policy's signal does better.
     "policies": {
         "policy": "string",
         "tokens_per_second_predicted": "float64?",
         "tokens_per_second_measured": "float64?",
+        "decode_tokens_per_second": "float64?",
         "ratio_to_plain": "float64?",
         "low": "float64?",
         "high": "float64?",
+        "ratio_to_hydra": "float64?",
+        "hydra_low": "float64?",
+        "hydra_high": "float64?",
+        "ratio_to_static": "float64?",
+        "static_low": "float64?",
+        "static_high": "float64?",
         "emitted_tokens": "int64",
         "steps": "int64",
         "mean_emitted_tokens": "float64?",
@@ -91,6 +106,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "switches": "int64?",
         "share": "shares",
         "oracle_tokens_per_second": "float64?",
+        "feature_bound_tokens_per_second": "float64?",
         "capture": "float64?",
     },
     # A row per decoding step.
@@ -100,6 +116,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "position": "int32",
         "tree": "string",
         "rows": "int32",
+        "levels": "int32",
         "accepted_draft_tokens": "int32",
         "emitted_tokens": "int32",
         "signal": "float64?",
@@ -107,12 +124,62 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "verify_ms": "float64",
         "step_ms": "float64",
     },
+    # A row per method of a bench; figures are totals over totals, null for a method that failed.
+    "bench": {
+        "method": "string",
+        "claims_lossless": "bool",
+        "texts": "int32",
+        "tokens_compared": "int64",
+        "divergences": "int32",
+        "tokens": "int64?",
+        "seconds": "float64?",
+        "prefill_seconds": "float64?",
+        "decode_seconds": "float64?",
+        "tokens_per_second": "float64?",
+        "tokens_per_second_low": "float64?",
+        "tokens_per_second_high": "float64?",
+        "decode_tokens_per_second": "float64?",
+        "ratio_to_plain": "float64?",
+        "ratio_to_plain_low": "float64?",
+        "ratio_to_plain_high": "float64?",
+        "ratio_to_hydra_default": "float64?",
+        "ratio_to_hydra_default_low": "float64?",
+        "ratio_to_hydra_default_high": "float64?",
+        "ratio_to_static": "float64?",
+        "ratio_to_static_low": "float64?",
+        "ratio_to_static_high": "float64?",
+        "steps": "int64?",
+        "passes": "int64?",
+        "mean_emitted_tokens": "float64?",
+        "mean_accepted_draft_tokens": "float64?",
+        "step_ms": "float64?",
+        "switches": "int64?",
+        "nll": "float64?",
+        "nll_difference": "float64?",
+        "error": "string?",
+    },
+    # A row per timed text of a bench; passes are the target's, the prompt's own left out; nll, in
+    # nats per token under the target, is for texts that need not be plain decoding's.
+    "bench_runs": {
+        "method": "string",
+        "prompt": "string",
+        "round": "int32",
+        "tokens": "int32",
+        "steps": "int32",
+        "passes": "int32",
+        "switches": "int32?",
+        "seconds": "float64",
+        "prefill_seconds": "float64",
+        "decode_seconds": "float64",
+        "same": "bool",
+        "nll": "float64?",
+    },
 }
 
 
 @lru_cache
 def schema(table_name: str) -> pa.Schema:
-    """The declared schema of a table: "trace", "candidates", "timing", "policies" or "steps"."""
+    """The declared schema of a table, by its name in `_COLUMNS`: "trace", "bench_runs"."""
     import pyarrow as pa
 
     fields = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from entmtp_calib import signals
 from entmtp_calib.policy import Policy
@@ -66,13 +66,15 @@ class PolicyWalk:
         visited: bool [N], rows where a step starts.
         chosen: int64 [N], the tree of the step; -1 where no tree was chosen (terminal, unvisited).
         accepted: int64 [N], accepted draft tokens of the step; 0 where no tree was chosen.
-        values: float64 [N], the signal that the policy saw; NaN where it was not asked.
+        values: float64 [N], the signal that the policy read last; NaN where it read none.
+        levels: int64 [N], levels of the greedy chain drafted for what it read.
     """
 
     visited: Bools
     chosen: Ints
     accepted: Ints
     values: Floats
+    levels: Ints
 
     def switches(self, trace: Trace) -> int:
         """Steps that used another tree than the step before them in the same text."""
@@ -149,59 +151,54 @@ def walk_policy(
 
     Args:
         accepted: int64 [K, N], accepted draft tokens of each tree at each row.
-        speculates: bool [K], which trees have nodes; for the acceptance average only.
+        speculates: bool [K], which trees have nodes; all of them where not given. Only the
+            acceptance average depends on it.
     """
-    spec = policy.signal
     counts = {index: accepted[index].tolist() for index in policy.indices}
-    if spec is not None and spec.is_average:
-        if speculates is None:
-            raise ValueError("the acceptance average needs to know which trees speculate")
-        return _policy_walk(
-            trace, accepted, *_steps_by_average(trace, counts, policy, speculates.tolist())
-        )
-    values = np.full(len(trace), np.nan) if spec is None else signal_values(trace, spec)
-    rows, chosen = _steps_by_signal(trace, counts, policy, values.tolist())
-    return _policy_walk(trace, accepted, rows, chosen, values[np.array(rows, dtype=np.int64)])
-
-
-def _steps_by_signal(
-    trace: Trace, counts: dict[int, list[int]], policy: Policy, values: list[float]
-) -> tuple[list[int], list[int]]:
-    """Rows of the steps that are not terminal, and each one's tree."""
+    drafts = [True] * len(accepted) if speculates is None else speculates.tolist()
+    reader = _Reader(trace, policy)
     rows: list[int] = []
-    chosen: list[int] = []
-    choose = policy.choose
+    steps: list[tuple[int, float, int]] = []
     for row, last in zip(trace.starts.tolist(), (trace.ends - 1).tolist(), strict=True):
         state = policy.start()
+        reader.start_text()
         while row < last:
-            index, state = choose(state, values[row])
+            reader.start_step(row)
+            index, state = policy.choose(state, reader)
             rows.append(row)
-            chosen.append(index)
+            steps.append((index, reader.last, reader.levels))
+            reader.memory.observe(counts[index][row], drafts[index])
             row += counts[index][row] + 1
-    return rows, chosen
+    return _policy_walk(trace, accepted, rows, steps)
 
 
-def _steps_by_average(
-    trace: Trace, counts: dict[int, list[int]], policy: Policy, speculates: list[bool]
-) -> tuple[list[int], list[int], list[float]]:
-    """The same where the signal is the policy's own past, with the values it saw."""
-    rows: list[int] = []
-    chosen: list[int] = []
-    values: list[float] = []
-    for row, last in zip(trace.starts.tolist(), (trace.ends - 1).tolist(), strict=True):
-        state, average = policy.start(), signals.AVERAGE_START
-        while row < last:
-            index, state = policy.choose(state, average)
-            rows.append(row)
-            chosen.append(index)
-            values.append(average)
-            average = signals.next_average(average, counts[index][row], speculates[index])
-            row += counts[index][row] + 1
-    return rows, chosen, values
+class _Reader:
+    """Gives a policy the recorded signals of one row after the other, and notes what it read."""
+
+    def __init__(self, trace: Trace, policy: Policy) -> None:
+        self._values = {
+            spec: signal_values(trace, spec).tolist()
+            for spec in policy.signals
+            if not spec.is_average
+        }
+
+    def start_text(self) -> None:
+        self.memory = signals.Memory()
+
+    def start_step(self, row: int) -> None:
+        self._row, self.last, self.levels = row, np.nan, 0
+
+    def __call__(self, spec: SignalSpec) -> float:
+        if spec.is_average:
+            self.last = self.memory.average
+        else:
+            self.last = self.memory.value(spec, self._values[spec][self._row])
+            self.levels = max(self.levels, spec.depth)
+        return self.last
 
 
 def _policy_walk(
-    trace: Trace, accepted: Ints, rows: list[int], chosen: list[int], values: ArrayLike
+    trace: Trace, accepted: Ints, rows: list[int], steps: list[tuple[int, float, int]]
 ) -> PolicyWalk:
     """Spread the steps over all N rows and add the terminal ones, which end what is left over."""
     n_rows = len(trace)
@@ -210,12 +207,14 @@ def _policy_walk(
         chosen=np.full(n_rows, NOT_CHOSEN, dtype=np.int64),
         accepted=np.zeros(n_rows, dtype=np.int64),
         values=np.full(n_rows, np.nan),
+        levels=np.zeros(n_rows, dtype=np.int64),
     )
     at = np.array(rows, dtype=np.int64)
+    chosen, values, levels = zip(*steps, strict=True) if steps else ((), (), ())
     walked.visited[at] = True
     walked.chosen[at] = chosen
     walked.accepted[at] = accepted[walked.chosen[at], at]
-    walked.values[at] = values
+    walked.values[at], walked.levels[at] = values, levels
     emitted = np.add.reduceat(walked.visited + walked.accepted, trace.starts)
     walked.visited[trace.ends - 1] |= emitted < trace.lengths
     return walked
@@ -250,15 +249,17 @@ def reached(accepted: Ints, visited: Bools, depth: int) -> Ints:
     return np.cumsum(exactly[::-1])[::-1][: depth + 1]
 
 
-def prompt_ms(trace: Trace, chosen: Ints, step_ms: Floats) -> Floats:
+def prompt_ms(trace: Trace, steps: PolicyWalk, ms: Floats) -> Floats:
     """[P], the time of each text's steps; terminal steps cost nothing.
 
     Args:
-        chosen: int64 [N], the tree of each step, -1 where there is none.
-        step_ms: float64 [K], cost of a step with each tree.
+        steps: of a policy on this trace.
+        ms: float64 [L + 1, K], see `Costs.policy_ms`.
     """
-    costs = np.append(step_ms, 0.0)  # index -1: no step
-    return np.add.reduceat(costs[chosen], trace.starts)
+    asked = steps.chosen != NOT_CHOSEN
+    each = np.zeros(len(trace))
+    each[asked] = ms[steps.levels[asked], steps.chosen[asked]]
+    return np.add.reduceat(each, trace.starts)
 
 
 def oracle_ms(trace: Trace, accepted: Ints, step_ms: Floats) -> Floats:

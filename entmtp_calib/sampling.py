@@ -3,7 +3,7 @@
 A draw is `argmax(log p + g)` with Gumbel noise g (Gumbel 1954; Maddison et al. 2014), which is
 exactly a sample from p. Since g is a function of the seed and the position alone, and never of the
 tree, the rows or the device, every tree and every policy commits the text that plain decoding with
-the same seed commits. This module knows no trees and no models.
+the same seed commits. This module knows no models, and of trees only which row is whose parent.
 """
 
 from __future__ import annotations
@@ -40,6 +40,70 @@ def choose(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -
     if sampling.temperature == 0:
         return index
     return noisy_scores(logits, positions, sampling).argmax(dim=-1)
+
+
+class Choices:
+    """What the target chooses after each row of a pass; draws are made only where looked at.
+
+    Greedy choices of all rows are one operation. A draw sorts a whole vocabulary, and of a tree's
+    rows only those on the accepted path are ever asked for.
+    """
+
+    def __init__(self, logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> None:
+        self._logits, self._positions, self._sampling = logits, positions, sampling
+        self._known: dict[int, int] = {}
+        if sampling.temperature == 0:
+            self._known = dict(enumerate(choose(logits, positions, sampling).tolist()))
+
+    def __getitem__(self, row: int) -> int:
+        if row not in self._known:
+            at = slice(row, row + 1)
+            chosen = choose(self._logits[at], [self._positions[row]], self._sampling)
+            self._known[row] = int(chosen)
+        return self._known[row]
+
+
+def typicality(
+    logits: Tensor, parents: Sequence[int], ids: Sequence[int], sampling: SamplingConfig
+) -> tuple[list[float], list[float]]:
+    """How probable each row's token is after its parent, and the entropy there in nats.
+
+    Args:
+        logits: [n + 1, V].
+        parents: n + 1 parent rows; the root's (-1) stands for nothing.
+        ids: n + 1 tokens.
+
+    Returns:
+        n + 1 probabilities and n + 1 entropies of the distribution after temperature, top-k and
+        top-p; the root's are those of a certain token.
+    """
+    rows = sorted(set(parents[1:]))  # leaves are nobody's parent
+    if not rows:
+        return [1.0], [0.0]
+    log_probs = log_probabilities(logits[rows], sampling)
+    index = torch.tensor([rows.index(parent) for parent in parents[1:]], device=logits.device)
+    probs = log_probs[index, torch.tensor(ids[1:], device=logits.device)].exp()
+    nats = _entropies(log_probs)[index]
+    return [1.0, *probs.tolist()], [0.0, *nats.tolist()]
+
+
+def top1_probability(logits: Tensor) -> float:
+    """Probability of the best token at temperature 1; logits [V].
+
+    One row at a time, wherever it is asked for, so that a trace holds what decoding sees.
+    """
+    return float((logits.max() - logits.logsumexp(0)).exp())
+
+
+def entropy(logits: Tensor) -> float:
+    """Entropy of the distribution at temperature 1 in nats; logits [V], -inf for impossible."""
+    return float(_entropies(logits.log_softmax(0)))
+
+
+def _entropies(log_probs: Tensor) -> Tensor:
+    """Entropies [...] in nats of log-probabilities [..., V]."""
+    # 0 log 0 is 0; impossible tokens have log 0 = -inf.
+    return -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)
 
 
 def noisy_scores(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> Tensor:

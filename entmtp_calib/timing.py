@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -127,6 +127,28 @@ def paired_bootstrap(
     value = _log_ratio([column.sum(keepdims=True) for column in columns])[0]
     log = _interval(float(value), log_ratios, n_prompts)
     return Interval(math.exp(log.low), math.exp(log.value), math.exp(log.high))
+
+
+def bootstrap(
+    figure: Callable[[NDArray[np.float64]], float],
+    n_prompts: int,
+    n_boot: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Any figure of whole prompts with its interval.
+
+    Args:
+        figure: takes how often each prompt counts, [P]; resamples where it is NaN are left out.
+        n_prompts: P.
+        n_boot: resamples.
+        seed: of the resampling.
+    """
+    value = figure(np.ones(n_prompts))
+    resampled = np.array([figure(counts) for counts in _resamples(n_prompts, n_boot, seed)])
+    resampled = resampled[~np.isnan(resampled)]
+    if math.isnan(value) or not len(resampled):
+        return Interval(math.nan, math.nan, math.nan)
+    return _interval(value, resampled, n_prompts)
 
 
 def _log_ratio(totals: list[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ module knows no tokens, no tensors and no models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,7 +28,6 @@ class Level:
         node_parent: int64 [m], each node's index into `parent_rows`.
         node_rank: int64 [m], each node's rank among its parent's choices.
         node_rows: int64 [m], each node's row; contiguous.
-        first_chain: index into `parent_rows` of the greedy chain's path, or -1.
     """
 
     depth: int
@@ -35,7 +35,6 @@ class Level:
     node_parent: NDArray[np.int64]
     node_rank: NDArray[np.int64]
     node_rows: NDArray[np.int64]
-    first_chain: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +67,7 @@ class Topology:
 def compile_tree(tree: Tree) -> Topology:
     """Compile a tree; the same tree gives the same object. The arrays are shared: do not write."""
     parents = np.array(tree.parents, dtype=np.int64)
-    mask = _ancestor_mask(parents)
+    mask = ancestor_mask(parents.tolist())
     return Topology(
         tree=tree,
         parents=parents,
@@ -79,8 +78,12 @@ def compile_tree(tree: Tree) -> Topology:
     )
 
 
-def _ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[n + 1, n + 1]: each row's parent's row of the mask, and itself."""
+def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """[n + 1, n + 1]: each row's parent's row of the mask, and itself.
+
+    Args:
+        parents: n + 1 parent rows, which stand before their children; -1 for the root.
+    """
     mask = np.eye(len(parents), dtype=np.bool_)
     for row in range(1, len(parents)):
         mask[row] |= mask[parents[row]]
@@ -96,12 +99,10 @@ def _leaf_paths(parents: NDArray[np.int64], mask: NDArray[np.bool_]) -> tuple[tu
 def _level(tree: Tree, depth: int) -> Level:
     rows = np.flatnonzero(np.array(tree.depths) == depth)
     parent_rows, node_parent = np.unique(np.array(tree.parents)[rows], return_inverse=True)
-    first_parent = ((), *tree.paths)[parent_rows[0]]  # the chain sorts before its level's others
     return Level(
         depth=depth,
         parent_rows=parent_rows.astype(np.int64),
         node_parent=node_parent.astype(np.int64),
         node_rank=np.array([tree.paths[row - 1][-1] for row in rows], dtype=np.int64),
         node_rows=rows.astype(np.int64),
-        first_chain=-1 if any(first_parent) else 0,
     )

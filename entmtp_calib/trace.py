@@ -31,6 +31,7 @@ Bools = NDArray[np.bool_]
 _COLUMNS = {
     "prompt": np.int32,
     "position": np.int32,
+    "context": np.int32,
     "token": np.int32,
     "ranks": np.int16,
     "chain_probs": np.float32,
@@ -46,6 +47,7 @@ class Trace:
     Attributes:
         prompt: int32 [N], the prompt's number.
         position: int32 [N], 0-based in the prompt's generated text.
+        context: int32 [N], tokens before the root, those of the prompt included.
         token: int32 [N], the generated token: the root of a step that starts here.
         ranks: int16 [N, D], the rank of the token d + 1 further on under head d + 1, given the
             true tokens before it; -1 beyond the rank cap and past the end of the text.
@@ -56,6 +58,7 @@ class Trace:
 
     prompt: NDArray[np.int32]
     position: NDArray[np.int32]
+    context: NDArray[np.int32]
     token: NDArray[np.int32]
     ranks: NDArray[np.int16]
     chain_probs: NDArray[np.float32]

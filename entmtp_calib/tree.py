@@ -126,6 +126,11 @@ def chain(depth: int) -> Tree:
     return Tree(_chain_paths(depth))
 
 
+def union(trees: Iterable[Tree]) -> Tree:
+    """The smallest tree that contains all of these."""
+    return Tree(tuple({path for tree in trees for path in tree.paths}))
+
+
 def draw(tree: Tree) -> str:
     """The tree as text, one node a line, named by its child rank."""
     last = {path[:-1]: path[-1] for path in tree.paths}  # siblings stand in rising order

@@ -252,6 +252,17 @@ def test_parts_are_there_after_a_restart_and_gone_when_the_stage_is_done(tmp_pat
     assert names(tmp_path) == ["manifest.json", "result.json", "run.json"]
 
 
+def test_parts_leave_a_complete_folder_complete(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, CONFIG) as folder:
+        folder.write_json("result.json", 1)
+        folder.mark_done("stage", INPUTS, ["result.json"], seconds=1.5)
+        folder.finish({})
+        folder.partial("other", INPUTS).write_json(0, "part")
+    folder = RunFolder.open(tmp_path)
+    folder.verify()
+    assert (folder.seconds("stage"), folder.seconds("other")) == (1.5, None)
+
+
 def test_parts_made_from_other_inputs_are_dropped(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, CONFIG) as folder:
         folder.partial("other", INPUTS).write_json(0, "kept")

@@ -20,13 +20,15 @@ from safetensors.numpy import load_file, save_file
 
 from entmtp_calib.bank import Bank, BankEntry
 from entmtp_calib.errors import ArtifactError, HeadsError, TreeError
-from entmtp_calib.policy import Hysteresis, Ladder, Static
+from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.timing import Interval
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
 
 SIGNAL = SignalSpec("path_value", 2)
 BRANCHED = Tree(((0,), (1,), (0, 0), (0, 2), (1, 0)))
+SLOW = Tree(((0,), (2,), (2, 1)))
+PARTS = ("paths", "parents", "depths", "ancestor_mask")
 
 
 def entry(tree: Tree, speed: float = 50.0) -> BankEntry:
@@ -86,6 +88,26 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def with_extras() -> Bank:
+    """A bank with two trees off the frontier, 3 and 4, and a policy that uses them."""
+    unknown = Interval(math.nan, math.nan, math.nan)
+    unmeasured = replace(entry(SLOW), tokens_per_second=unknown, speedup_over_plain=unknown)
+    staged = Staged(((), (0.5,), (0.3,)), ((DRAFT_ON,), (0, DRAFT_ON), (3, 4)))
+    return bank(
+        extras=(entry(chain(1)), unmeasured),
+        policies={"static": Static(2), "staged": staged},
+        auto="staged",
+    )
+
+
+@pytest.fixture
+def extended(tmp_path: Path) -> Path:
+    """A saved bank with trees off the frontier."""
+    path = tmp_path / "extended.safetensors"
+    with_extras().save(path)
+    return path
+
+
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
     """Any tree of up to 12 nodes, ranks not necessarily contiguous."""
@@ -98,10 +120,16 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(trees(), min_size=1, max_size=5, unique_by=lambda tree: tree.n_nodes))
-def test_any_bank_reads_back_as_it_was(tmp_path_factory: Any, found: list[Tree]) -> None:
+@given(
+    st.lists(trees(), min_size=1, max_size=5, unique_by=lambda tree: tree.n_nodes),
+    st.lists(trees(), max_size=4, unique=True),
+)
+def test_any_bank_reads_back_as_it_was(
+    tmp_path_factory: Any, found: list[Tree], more: list[Tree]
+) -> None:
     path = tmp_path_factory.mktemp("bank") / "bank.safetensors"
-    original = bank(*sorted(found, key=lambda tree: tree.n_nodes))
+    extras = tuple(entry(tree) for tree in more if tree not in found)
+    original = bank(*sorted(found, key=lambda tree: tree.n_nodes), extras=extras)
     original.save(path)
     assert Bank.load(path) == original
     assert Bank.load(path).to_bytes() == path.read_bytes()
@@ -112,17 +140,107 @@ def test_a_bank_reads_back_from_its_run_folder_with_all_policies(tmp_path: Path)
         "static": Static(1),
         "ladder": Ladder(SIGNAL, (0.25, 0.5), (0, 1, 2)),
         "hysteresis": Hysteresis(SignalSpec("entropy"), 0, 2, tau_on=-0.5, tau_off=-1.5),
+        "running": Hysteresis(SignalSpec("entropy", running=True), 0, 1, -0.5, -1.5),
+        "staged": Staged(((), (0.5,), ()), ((DRAFT_ON,), (0, DRAFT_ON), (2,))),
     }
-    original = bank(policies=policies)
+    original = bank(policies=policies, auto="staged")
     original.save(tmp_path / "bank.safetensors")
     assert Bank.load(tmp_path) == original
 
 
+def test_policies_count_the_frontier_and_then_the_extras(extended: Path) -> None:
+    read = Bank.load(extended)
+    assert read.frontier == (EMPTY, chain(2), BRANCHED)
+    assert read.trees == (EMPTY, chain(2), BRANCHED, chain(1), SLOW)
+    assert read.policies == with_extras().policies
+    assert read.auto == "staged"
+    assert [read.find(tree.id) for tree in read.trees] == [0, 1, 2, 3, 4]
+    assert read.extras[0] == entry(chain(1))
+    assert math.isnan(read.extras[1].tokens_per_second.value)
+    assert read.extras[1].mean_emitted_tokens == entry(SLOW).mean_emitted_tokens
+    assert read.to_bytes() == extended.read_bytes()
+
+
+def test_a_bank_needs_heads_for_its_extras_too() -> None:
+    deep = bank(extras=(entry(chain(4)),))
+    assert deep.depth == 4
+    with pytest.raises(HeadsError, match="tree of depth 4 and there are 3 heads"):
+        deep.check_against({}, {"n_heads": 3})
+
+
+def test_extras_are_stored_like_the_frontiers_trees(extended: Path) -> None:
+    arrays, document = stored(extended)
+    names = [f"trees.{k}" for k in range(3)] + [f"extra_trees.{k}" for k in range(2)]
+    assert sorted(arrays) == sorted(f"{name}.{part}" for name in names for part in PARTS)
+    assert arrays["extra_trees.1.paths"].tolist() == [[0, -1], [2, -1], [2, 1]]
+    assert arrays["extra_trees.1.parents"].tolist() == [-1, 0, 0, 2]
+    assert [tree["id"] for tree in document["extra_trees"]] == ["chain-1", SLOW.id]
+    assert document["extra_trees"][1]["tokens_per_second"] is None
+    assert document["auto"] == "staged"
+
+
+def test_a_bank_from_before_extras_and_auto_still_loads_as_static(path: Path) -> None:
+    arrays, document = stored(path)
+    del document["extra_trees"], document["auto"]
+    store(path, arrays, document)
+    assert Bank.load(path) == bank()
+    assert Bank.load(path).auto == "static"
+    assert Bank.load(path).extras == ()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_damaged_tensor_of_an_extra_tree_is_named(extended: Path, part: str) -> None:
+    arrays, document = stored(extended)
+    name = f"extra_trees.1.{part}"
+    changed = arrays[name].copy()
+    changed[-1] = 0
+    for other in (changed, arrays[name].astype(np.int32), arrays[name][:-1]):
+        store(extended, arrays | {name: other}, document)
+        assert "extra_trees.1." in refused(extended)
+    store(extended, {key: value for key, value in arrays.items() if key != name}, document)
+    assert "damaged" in refused(extended)
+
+
+def test_extras_that_are_described_and_stored_in_other_numbers_are_refused(extended: Path) -> None:
+    arrays, document = stored(extended)
+    store(extended, arrays, document | {"extra_trees": document["extra_trees"][:1]})
+    assert "1 extra_trees described, 2 stored" in refused(extended)
+    fewer = {key: value for key, value in arrays.items() if not key.startswith("extra_trees.1")}
+    store(extended, fewer, document)
+    assert "2 extra_trees described, 1 stored" in refused(extended)
+    none = {key: value for key, value in document.items() if key != "extra_trees"}
+    store(extended, arrays, none)
+    assert "0 extra_trees described, 2 stored" in refused(extended)
+    gap = {key.replace("extra_trees.1", "extra_trees.2"): value for key, value in arrays.items()}
+    store(extended, gap, document)
+    assert "damaged" in refused(extended)
+
+
+def test_a_tree_that_stands_twice_in_a_bank_is_refused(extended: Path) -> None:
+    arrays, document = stored(extended)
+    twice = {f"extra_trees.0.{part}": arrays[f"trees.1.{part}"] for part in PARTS}
+    described = [document["trees"][1], document["extra_trees"][1]]
+    store(extended, arrays | twice, document | {"extra_trees": described})
+    assert "a tree stands in the bank twice" in refused(extended)
+    with pytest.raises(ValueError, match="twice"):
+        bank(extras=(entry(chain(2)),))
+
+
+def test_auto_names_a_policy(extended: Path) -> None:
+    arrays, document = stored(extended)
+    store(extended, arrays, document | {"auto": "luck"})
+    assert "auto is luck, one of static, staged is possible" in refused(extended)
+    for change in ({"auto": 1}, {"auto": None}, {"extra_trees": None}, {"extra_trees": {}}):
+        store(extended, arrays, document | change)
+        assert "damaged" in refused(extended)
+    with pytest.raises(ValueError, match="auto is ladder"):
+        bank(auto="ladder")
+
+
 def test_the_tensors_are_those_of_the_contract(path: Path) -> None:
     arrays, document = stored(path)
-    parts = ("paths", "parents", "depths", "ancestor_mask")
-    assert sorted(arrays) == sorted(f"trees.{k}.{part}" for k in range(3) for part in parts)
-    kinds = {part: arrays[f"trees.2.{part}"].dtype.name for part in parts}
+    assert sorted(arrays) == sorted(f"trees.{k}.{part}" for k in range(3) for part in PARTS)
+    kinds = {part: arrays[f"trees.2.{part}"].dtype.name for part in PARTS}
     assert kinds == {
         "paths": "int16",
         "parents": "int16",
@@ -194,7 +312,9 @@ def test_trees_out_of_order_or_indices_out_of_range_are_a_bug() -> None:
     with pytest.raises(ValueError, match="best"):
         bank(best=3)
     with pytest.raises(ValueError, match="mine"):
-        bank(policies={"mine": Ladder(SIGNAL, (0.5,), (0, 3))})
+        bank(policies={"mine": Ladder(SIGNAL, (0.5,), (0, 3))}, auto="mine")
+    with pytest.raises(ValueError, match=r"staged chooses trees \(0, 3, 4\) of 3"):
+        replace(with_extras(), extras=())
 
 
 def test_the_same_model_and_heads_have_no_differences() -> None:
@@ -266,7 +386,7 @@ def test_another_format_version_is_named(path: Path) -> None:
     assert "has format version 2; expected format version 1" in refused(path)
 
 
-@pytest.mark.parametrize("part", ["paths", "parents", "depths", "ancestor_mask"])
+@pytest.mark.parametrize("part", PARTS)
 def test_a_tensor_that_does_not_fit_its_tree_is_named(path: Path, part: str) -> None:
     arrays, document = stored(path)
     name = f"trees.2.{part}"

@@ -15,16 +15,17 @@ LIBRARY = ROOT / "entmtp_calib"
 # A module imports only from what stands above it; a package counts as one layer.
 LAYERS = """
     errors progress config tree records
-    topology acceptance sampling signals policy trace replay fitting frontier growth
+    topology acceptance sampling signals policy trace replay costs staging fitting
+    prediction frontier growth
     timing provenance files artifacts prompts targets heads bank
-    plan decoding
+    plan drafting dynamic steps decoding
     stages
 """.split()
 
 NO_TORCH = set(
     """
-    errors progress config tree records topology acceptance policy trace replay fitting
-    frontier growth provenance files artifacts bank
+    errors progress config tree records topology acceptance signals policy trace replay costs
+    staging fitting prediction frontier growth provenance files artifacts bank steps
     """.split()
 )
 HEAVY = {"torch", "transformers", "datasets", "pandas"}

@@ -10,6 +10,7 @@ from toy_heads import perfect_cycle_heads, random_heads
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.decoding import Decoder, Generation
+from entmtp_calib.dynamic import Dynamic
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import Hysteresis, Ladder, Policy, Static
 from entmtp_calib.signals import SignalSpec
@@ -78,6 +79,20 @@ def policies(n_trees: int) -> list[Policy]:
         Hysteresis(s, 0, n_trees - 1, m, m - 0.1) for s, m in zip(signals, middles, strict=True)
     ]
     return [*ladders, *pairs]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_dynamic_trees_change_nothing(sampling: SamplingConfig) -> None:
+    target = toys.rand()
+    expected = plain(target, PROMPT, 30, sampling).tokens
+    accepted = 0
+    for heads in heads_of_every_kind(target):
+        decoder = Decoder(target, heads, [EMPTY], sampling)
+        for dynamic in (Dynamic(1, 2, 3), Dynamic(3, 7, 3), Dynamic(6, 30, 2)):
+            generated = decoder.generate(PROMPT, dynamic, 30)
+            assert generated.tokens == expected, dynamic
+            accepted += sum(step.accepted_draft_tokens for step in generated.steps)
+    assert accepted > 0
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
@@ -159,5 +174,6 @@ def test_text_stops_cleanly_at_the_last_position() -> None:
         chain(3),
         Tree.of([(a, b) for a in range(4) for b in range(2)] + [(a,) for a in range(4)]),
     ):
-        generated = Decoder(target, heads, [tree]).generate(prompt, Static(0), 100)
-        assert (generated.tokens, generated.reason) == (expected.tokens, "positions")
+        for chooser in (Static(0), Dynamic(3, 9, 3)):
+            generated = Decoder(target, heads, [tree]).generate(prompt, chooser, 100)
+            assert (generated.tokens, generated.reason) == (expected.tokens, "positions")

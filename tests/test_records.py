@@ -35,7 +35,10 @@ def strict_loads(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-@pytest.mark.parametrize("name", ["TRACE", "CANDIDATES", "TIMING", "POLICIES", "STEPS"])
+NAMES = ["TRACE", "CANDIDATES", "TIMING", "POLICIES", "STEPS", "BENCH", "BENCH_RUNS"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_schema_carries_its_name_and_the_format_version(name: str) -> None:
     schema = getattr(records, f"{name}_SCHEMA")
     assert schema.metadata == {b"format_version": b"1", b"table": name.lower().encode()}
@@ -101,6 +104,33 @@ def test_numpy_values_and_structs_are_accepted() -> None:
     assert read["emitted_tokens"] == 7
     assert read["share"][1] == {"tree": "chain-2", "share": 0.75}
     assert read["capture"] is None
+
+
+def test_timed_steps_levels_and_prompts_stand_in_one_table() -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "step", "tree": "plain", "context_length": 8, "rows": 1, "round": 1}
+        | {"step_ms": 2.5, "draft_ms": 0.0},
+        {"kind": "level", "depth": 2, "context_length": 8, "rows": 3, "round": 1, "draft_ms": 0.5},
+        {"kind": "end_to_end", "tree": "plain", "rows": 1, "prompt": 0, "round": 0}
+        | {"tokens": 12, "steps": 12, "seconds": 0.25},
+    ]
+    read = records.table(rows, records.TIMING_SCHEMA).to_pylist()
+    for row, found in zip(rows, read, strict=True):
+        assert found == dict.fromkeys(records.TIMING_SCHEMA.names) | row
+    with pytest.raises(ValueError, match="kind"):
+        records.table([{**rows[0], "kind": None}], records.TIMING_SCHEMA)
+
+
+def test_a_policys_row_may_lack_what_was_not_measured_or_predicted() -> None:
+    row = {"policy": "staged", "emitted_tokens": 7, "steps": 3, "share": []}
+    (read,) = records.table([row], records.POLICIES_SCHEMA).to_pylist()
+    unknown = {name for name, value in read.items() if value is None}
+    assert unknown == set(read) - set(row)
+    assert {
+        *("ratio_to_plain", "ratio_to_static", "static_low", "static_high", "capture", "switches"),
+        *("tokens_per_second_predicted", "oracle_tokens_per_second"),
+        "feature_bound_tokens_per_second",
+    } <= unknown
 
 
 def test_json_has_null_for_undefined_numbers_and_leaves_text_alone() -> None:

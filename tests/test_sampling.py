@@ -8,7 +8,7 @@ import torch
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.errors import ModelError, UsageError
-from entmtp_calib.sampling import choose, gumbel, log_probabilities
+from entmtp_calib.sampling import choose, entropy, gumbel, log_probabilities, typicality
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.9, 0.0]])
 
@@ -107,3 +107,20 @@ def test_a_row_of_minus_infinity_stops_the_run() -> None:
 def test_a_value_that_cannot_work_names_its_flag(values: dict, flag: str) -> None:
     with pytest.raises(UsageError, match=flag):
         SamplingConfig(**values)
+
+
+def test_typicality_is_each_tokens_probability_and_entropy_at_its_parent() -> None:
+    table = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.2, 0.6], [1.0, 1.0, 1.0]])
+    probs, nats = typicality(table.log(), [-1, 0, 0, 1], [9, 0, 1, 2], SamplingConfig(1.0))
+    assert probs == pytest.approx([1.0, 0.5, 0.25, 0.8])
+    assert nats == pytest.approx([0.0, 1.0397, 1.0397, 0.6390], abs=1e-4)
+    assert typicality(table[:1].log(), [-1], [9], SamplingConfig(1.0)) == ([1.0], [0.0])
+
+
+def test_typicality_is_of_the_distribution_that_draws() -> None:
+    logits = torch.tensor([[0.6, 0.3, 0.1]]).log().expand(2, -1)
+    half = SamplingConfig(0.5)
+    probs, nats = typicality(logits, [-1, 0], [0, 1], half)
+    assert probs[1] == pytest.approx(0.09 / 0.46)
+    assert nats[1] == pytest.approx(entropy(logits[0] * 2), abs=1e-6)
+    assert typicality(logits, [-1, 0], [0, 1], SamplingConfig(1.0, top_k=1)) == ([1.0, 0.0], [0, 0])

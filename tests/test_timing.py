@@ -13,6 +13,7 @@ import pytest
 from entmtp_calib.timing import (
     Clock,
     Interval,
+    bootstrap,
     interleave,
     is_tie,
     mean_interval,
@@ -131,3 +132,21 @@ def test_timing_on_the_cpu_needs_no_torch() -> None:
 
 def test_the_interval_of_a_positive_rate_stays_positive() -> None:
     assert mean_interval([3, 40], [10, 11]).low > 0
+
+
+def test_any_figure_has_an_interval_over_prompts() -> None:
+    above, below = np.array([3.0, 4.0, 9.0, 2.0, 5.0]), np.array([1.0, 2.0, 3.0, 2.0, 4.0])
+    found = bootstrap(lambda counts: float(counts @ above / (counts @ below)), 5)
+    expected = mean_interval(above, below)
+    assert found.value == expected.value
+    # That one is taken on the log, so its bounds differ a little.
+    assert found.low == pytest.approx(expected.low, rel=0.1)
+    assert found.high == pytest.approx(expected.high, rel=0.1)
+
+
+def test_resamples_without_a_figure_are_left_out_and_no_figure_has_no_interval() -> None:
+    def figure(counts: np.ndarray) -> float:
+        return math.nan if counts[0] == 0 else 2.0
+
+    assert bootstrap(figure, 4) == Interval(2, 2, 2)
+    assert math.isnan(bootstrap(lambda counts: math.nan, 4).low)

@@ -77,11 +77,5 @@ def test_rows_are_explicit_where_only_a_high_rank_is_expanded() -> None:
     assert (level.node_parent.tolist(), level.node_rank.tolist()) == ([0], [1])
 
 
-def test_the_greedy_chain_is_found_only_where_it_is_expanded() -> None:
-    tree = Tree.of([(0,), (1,), (0, 0), (1, 0), (1, 0, 0)])
-    assert [level.first_chain for level in compile_tree(tree).levels] == [0, 0, -1]
-    assert compile_tree(Tree.of([(1,)])).levels[0].first_chain == 0
-
-
 def test_a_tree_is_compiled_once() -> None:
     assert compile_tree(Tree.of([(1,), (0,)])) is compile_tree(Tree.of([(0,), (1,)]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traces import random_tree
 
 from entmtp_calib.errors import TreeError
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw, union
 
 
 def test_a_tree_must_contain_every_prefix() -> None:
@@ -125,6 +125,15 @@ def test_every_growth_candidate_makes_a_tree_of_one_more_node(seed: int) -> None
 def test_a_node_cannot_be_added_without_its_parent() -> None:
     with pytest.raises(TreeError, match="parent missing"):
         chain(1).with_node((1, 0))
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_a_union_has_every_path_of_its_trees_and_no_other(seeds: list[int]) -> None:
+    trees = [random_tree(seed) for seed in seeds]
+    together = union(trees)
+    assert set(together.paths) == {path for tree in trees for path in tree.paths}
+    assert union([together, *trees, EMPTY]) == together
 
 
 def test_a_tree_prints_one_node_a_line() -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from cli.main import app
 from entmtp_calib.bank import Bank, BankEntry
-from entmtp_calib.policy import Hysteresis, Ladder, Static
+from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.provenance import hardware
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.targets.load import load_target
@@ -29,6 +29,7 @@ from entmtp_calib.tree import EMPTY, Tree, chain
 
 WORDS = ["[unk]", "List[int]", "a[1:]", "d[key]", "[/b]", "[red]", ":smile:", "\\", "é😀", "{x}"]
 BUSHY = Tree.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+WIDE = Tree.of([*((rank,) for rank in range(5)), (0, 0), (3, 1)])
 SMALL = """
     --task custom --search-prompts 3 --select-prompts 2 --report-prompts 2 --max-new-tokens 12
     --max-nodes 6 --max-candidates 3 --timing-rounds 1 --step-repetitions 3 --context-length 8
@@ -91,19 +92,23 @@ def save_hostile(folder: Path) -> tuple[Path, Path]:
 
 
 def save_switching_bank(file: Path) -> Path:
-    """A bank made by hand for `save_hostile`, whose policies use all of its trees."""
+    """A bank made by hand for `save_hostile`; its policies use all trees, one of them an extra."""
     ones = Interval(1.0, 1.0, 1.0)
+    frontier, extras = (EMPTY, chain(2), BUSHY), (WIDE,)
     Bank(
         task="custom",
         model={"name": "model", "vocab_size": len(WORDS)},
         heads={"name": "heads", "n_heads": 4},
-        entries=tuple(BankEntry(tree, ones, 1.0, ones, ones) for tree in (EMPTY, chain(2), BUSHY)),
+        entries=tuple(BankEntry(tree, ones, 1.0, ones, ones) for tree in frontier),
+        extras=tuple(BankEntry(tree, ones, 1.0, ones, ones) for tree in extras),
         policies={
             "static": Static(2),
             "ladder": Ladder(SignalSpec("path_value", 1), (0.18, 0.28), (0, 1, 2)),
             "hysteresis": Hysteresis(SignalSpec("base_top1"), 0, 2, 0.7, 0.5),
+            "staged": Staged(((), (0.4,), (0.15, 0.25)), ((DRAFT_ON,), (0, DRAFT_ON), (1, 3, 2))),
         },
         best=2,
+        auto="static",
         hardware=hardware(),
     ).save(file)
     return file

@@ -1,11 +1,13 @@
-"""Small traces and trees for tests: written by hand, or random from a seed."""
+"""Small traces, trees and costs for tests: written by hand, or random from a seed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from entmtp_calib.costs import Costs
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import Tree
 
@@ -13,7 +15,7 @@ from entmtp_calib.tree import Tree
 def trace_of(
     texts: Sequence[Sequence[Sequence[int]]],
     base_top1: Sequence[float] | None = None,
-    chain_probs: Sequence[Sequence[float]] | None = None,
+    chain_probs: Sequence[Sequence[float]] | np.ndarray | None = None,
 ) -> Trace:
     """A trace from one list of rank rows per text."""
     rows = [row for text in texts for row in text]
@@ -23,6 +25,7 @@ def trace_of(
     return Trace(
         prompt=np.repeat(np.arange(len(texts)), lengths),
         position=np.concatenate([np.arange(length) for length in lengths]),
+        context=10 + np.concatenate([np.arange(length) for length in lengths]),
         token=np.arange(len(rows)),
         ranks=ranks,
         chain_probs=np.full(ranks.shape, 0.5) if chain_probs is None else np.array(chain_probs),
@@ -61,3 +64,49 @@ def random_tree(seed: int, n_paths: int = 6, max_depth: int = 4, n_ranks: int = 
         for _ in range(random.integers(0, n_paths + 1))
     ]
     return Tree.of({path[: i + 1] for path in ends for i in range(len(path))})
+
+
+def linear_costs(
+    first: float, row: float, level: float = 0.0, parent: float = 0.0, depth: int = 4
+) -> Costs:
+    """A pass of one row takes `first` ms and each further row `row`; up to 128 rows are known.
+
+    Drafting a level takes `level` ms under one parent, and `parent` for each further one.
+    """
+    levels = ((1, level), (128, level + 127 * parent))
+    return Costs(((1, first), (128, first + 127 * row)), (levels,) * depth)
+
+
+def telling_trace(
+    seed: int, n_texts: int = 24, length: int = 60, depth: int = 3, exactly: bool = False
+) -> Trace:
+    """Texts whose positions differ, each on its own, in how far the greedy chain is right.
+
+    A position's confidence is drawn evenly; each of its chain's tokens is right with that
+    probability, which the chain's probabilities tell. Where they tell `exactly`, the number of
+    right tokens is drawn evenly, and the probability is 0.9 for a right token and 0.1 from the
+    first wrong one on. The first wrong one is the second choice. The target's own signals tell
+    nothing.
+    """
+    random = np.random.default_rng(seed)
+    n_rows = n_texts * length
+    confidence = random.uniform(0.02, 0.98, n_rows)[:, None] * np.ones((1, depth))
+    right = np.logical_and.accumulate(random.random((n_rows, depth)) < confidence, axis=1)
+    if exactly:
+        right = np.arange(depth) < random.integers(0, depth + 1, n_rows)[:, None]
+    left = np.tile(np.arange(length, 0, -1), n_texts)
+    right &= np.arange(1, depth + 1) < left[:, None]
+    ranks = np.where(right, 0, -1)
+    first_wrong = right.sum(axis=1)
+    has_second = (first_wrong < depth) & (first_wrong + 1 < left)
+    ranks[np.flatnonzero(has_second), first_wrong[has_second]] = 1
+    return trace_of(
+        ranks.reshape(n_texts, length, depth).tolist(),
+        chain_probs=np.where(right, 0.9, 0.1) if exactly else confidence,
+    )
+
+
+def shuffled(trace: Trace, seed: int) -> Trace:
+    """The same texts with the chain probabilities of other positions, which tell nothing."""
+    order = np.random.default_rng(seed).permutation(len(trace))
+    return replace(trace, chain_probs=trace.chain_probs[order])

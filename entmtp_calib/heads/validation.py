@@ -42,7 +42,7 @@ def validate(heads: Heads, features: FeatureSet, held_out: Sequence[int]) -> dic
 @torch.inference_mode()
 def replayed_trace(heads: Heads, features: FeatureSet, indices: Sequence[int]) -> Trace:
     """The ranks of some texts' continuations as a trace (signals are left at zero)."""
-    prompts, positions, tokens, ranks = [], [], [], []
+    prompts, positions, contexts, tokens, ranks = [], [], [], [], []
     for number, i in enumerate(indices):
         sequence = features[i]
         device = heads.device
@@ -54,11 +54,13 @@ def replayed_trace(heads: Heads, features: FeatureSet, indices: Sequence[int]) -
         ranks.append(true_ranks(heads, vectors, following_tokens(text, heads.n_heads)).numpy())
         prompts.append(np.full(len(text), number))
         positions.append(np.arange(len(text)))
+        contexts.append(np.arange(len(text)) + sequence.prompt_length)
         tokens.append(text.cpu().numpy())
     n = sum(map(len, tokens))
     return Trace(
         prompt=np.concatenate(prompts).astype(np.int32),
         position=np.concatenate(positions).astype(np.int32),
+        context=np.concatenate(contexts).astype(np.int32),
         token=np.concatenate(tokens).astype(np.int32),
         ranks=np.concatenate(ranks),
         chain_probs=np.zeros((n, heads.n_heads), dtype=np.float32),

@@ -1,7 +1,8 @@
-"""The main job: rollout, grow, recalibrate, time, select; then the policies and the manifest."""
+"""The main job: rollout, grow, cost, recalibrate, time, select; then policies and manifest."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,20 +15,24 @@ from entmtp_calib.bank import FILE_NAME, Bank, BankEntry
 from entmtp_calib.config import BuildConfig
 from entmtp_calib.errors import UsageError
 from entmtp_calib.frontier import strict_pareto
-from entmtp_calib.policy import Static
 from entmtp_calib.progress import Progress
 from entmtp_calib.provenance import hardware, provenance
+from entmtp_calib.replay import accepted, counts_by_prompt, walk
+from entmtp_calib.stages.cost import measure_costs, run_costs
 from entmtp_calib.stages.grow import grow
-from entmtp_calib.stages.policies import Costs, fit_policies, report
+from entmtp_calib.stages.policies import report
 from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees, recalibrate
+from entmtp_calib.stages.recorded import candidate_trees
 from entmtp_calib.stages.rollout import read_trace, rollout
+from entmtp_calib.stages.schedule import fit_schedule, signals_to_try
 from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
-from entmtp_calib.stages.time import TIMING, step_costs, time_trees
-from entmtp_calib.timing import Interval, is_tie, mean_interval, paired_bootstrap
+from entmtp_calib.stages.time import TIMING, time_trees
+from entmtp_calib.timing import Interval, mean_interval, paired_bootstrap
 from entmtp_calib.trace import Trace
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
-STAGES = ("rollout", "grow", "recalibrate", "time", "select")
+NOT_USED = -1
+STAGES = ("rollout", "grow", "cost", "recalibrate", "time", "select")
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ def _beside(folder: Path) -> Path:
 def _run_stages(run: Run, until: str) -> Outcome:
     if until not in STAGES:
         raise UsageError(f"stage {until}", f"one of {', '.join(STAGES)}")
+    signals_to_try(run.config.signal, run.heads.n_heads)
     data = run.data_facts["description"]
     rollout(run)
     if until == "rollout":
@@ -131,16 +137,18 @@ def _run_stages(run: Run, until: str) -> Outcome:
         grow(run)
     if until == "grow":
         return Outcome(run.folder.path, data, until)
+    measure_costs(run)
+    if until == "cost":
+        return Outcome(run.folder.path, data, until)
     recalibrate(run)
     if until == "recalibrate":
         return Outcome(run.folder.path, data, until)
     time_trees(run)
-    timing = run.folder.read_table(TIMING, records.TIMING_SCHEMA)
-    timed = timed_trees(run, timing)
+    timed = timed_trees(run, run.folder.read_table(TIMING, records.TIMING_SCHEMA))
     if until == "time":
         return Outcome(run.folder.path, data, until, timed=timed)
-    bank, costs = select(run, timing, timed)
-    policies = report(run, bank, costs)
+    bank, candidates = select(run, timed)
+    policies = report(run, bank, candidates)
     run.folder.finish(_provenance(run))
     return Outcome(run.folder.path, data, until, bank, timed, policies)
 
@@ -149,12 +157,10 @@ def timed_trees(run: Run, timing: pa.Table) -> list[dict[str, Any]]:
     """A record per tree that ran end to end, smallest first: the tree and its measured figures."""
     candidates = run.folder.read_table(CANDIDATES, records.CANDIDATES_SCHEMA)
     rows = {row["tree"]: row for row in candidates.to_pylist()}
-    costs = step_costs(timing)
     totals = _totals(timing)
+    trees = [tree for tree in live_trees(candidates) if tree.id in totals]
     records_ = []
-    for tree in live_trees(candidates):
-        if tree.id not in totals:
-            continue
+    for tree, step_ms in zip(trees, run_costs(run).step_ms(trees), strict=True):
         row, (tokens, seconds) = rows[tree.id], totals[tree.id]
         records_.append(
             {
@@ -162,7 +168,7 @@ def timed_trees(run: Run, timing: pa.Table) -> list[dict[str, Any]]:
                 "mean_emitted_tokens": Interval(
                     row["recalibrated_low"], row["recalibrated_emitted"], row["recalibrated_high"]
                 ),
-                "step_ms": costs[tree.id],
+                "step_ms": float(step_ms),
                 "tokens_per_second": mean_interval(tokens, seconds),
                 "speedup_over_plain": paired_bootstrap(tokens, seconds, *totals[EMPTY.id]),
                 "tokens": tokens,
@@ -172,57 +178,69 @@ def timed_trees(run: Run, timing: pa.Table) -> list[dict[str, Any]]:
     return records_
 
 
-def select(run: Run, timing: pa.Table, timed: Sequence[dict[str, Any]]) -> tuple[Bank, Costs]:
-    """The strict Pareto set of (nodes, tokens/s), its best tree, and the fitted policies, saved."""
+def select(run: Run, timed: Sequence[dict[str, Any]]) -> tuple[Bank, list[Tree]]:
+    """The bank, saved: the strict Pareto set of (nodes, tokens/s), and the fitted policies.
+
+    Returns:
+        The bank, and all trees that its policies were chosen from.
+    """
     own = [record for record in timed if record["tree"] != HYDRA_DEFAULT]
     kept = strict_pareto(
         [record["tree"].n_nodes for record in own],
         [record["tokens_per_second"].value for record in own],
     )
-    entries = [own[index] for index in kept]
-    trees = [record["tree"] for record in entries]
-    costs = Costs.of(trees, step_costs(timing), run.heads.n_heads)
+    entries = [_entry(own[index]) for index in kept]
+    candidates = candidate_trees(run.folder)
     fitted_on = Trace.joined([read_trace(run, name) for name in ("search", "select")])
-    fits, notes = fit_policies(fitted_on, trees, costs)
-    best = _best(entries)
+    schedule = fit_schedule(fitted_on, candidates, run_costs(run), run.config.signal, run.progress)
+    trees = [entry.tree for entry in entries]
+    used = sorted({k for fit in schedule.fits.values() for k in fit.policy.indices})
+    extras = [tree for k in used if (tree := schedule.trees[k]) not in trees]
+    order = [*trees, *extras]
+    numbers = [order.index(t) if t in order else NOT_USED for t in schedule.trees]
+    policies = {name: fit.policy.renumbered(numbers) for name, fit in schedule.fits.items()}
     bank = Bank(
         task=run.config.task,
         model=run.model_facts,
         heads=run.heads_facts,
-        entries=tuple(
-            BankEntry(
-                record["tree"],
-                record["mean_emitted_tokens"],
-                record["step_ms"],
-                record["tokens_per_second"],
-                record["speedup_over_plain"],
-            )
-            for record in entries
-        ),
-        policies={**{name: fit.policy for name, fit in fits.items()}, "static": Static(best)},
-        best=best,
+        entries=tuple(entries),
+        extras=tuple(_extra_entry(run, tree, timed) for tree in extras),
+        policies=policies,
+        best=policies["static"].indices[0],
+        auto=schedule.auto,
         hardware=hardware(str(run.target.device)),
         splits={
             "data": run.data_facts,
             **{name: [prompt.id for prompt in prompts] for name, prompts in run.splits.items()},
         },
         seeds={"splits": run.config.seed, "sampling": run.config.seed},
-        notes=tuple(f"{name}: {note}" for name, note in notes.items() if name != "static"),
+        notes=schedule.notes,
     )
     run.folder.write_bytes(FILE_NAME, bank.to_bytes())
-    return bank, costs
+    return bank, candidates
 
 
-def _best(entries: Sequence[dict[str, Any]]) -> int:
-    """The fastest entry, or the smallest one that cannot be told apart from it."""
-    fastest = entries[-1]
-    for index, entry in enumerate(entries[:-1]):
-        ratio = paired_bootstrap(
-            fastest["tokens"], fastest["seconds"], entry["tokens"], entry["seconds"]
-        )
-        if is_tie(ratio):
-            return index
-    return len(entries) - 1
+def _entry(record: dict[str, Any]) -> BankEntry:
+    return BankEntry(
+        record["tree"],
+        record["mean_emitted_tokens"],
+        record["step_ms"],
+        record["tokens_per_second"],
+        record["speedup_over_plain"],
+    )
+
+
+def _extra_entry(run: Run, tree: Tree, timed: Sequence[dict[str, Any]]) -> BankEntry:
+    """A tree off the frontier: as it was timed, or its replayed acceptance and no speed."""
+    for record in timed:
+        if record["tree"] == tree:
+            return _entry(record)
+    trace = read_trace(run, "select")
+    lengths = accepted(tree, trace.ranks)
+    counts = counts_by_prompt(trace, lengths, walk(trace, lengths))
+    emitted = mean_interval([c.emitted_tokens for c in counts], [c.steps for c in counts])
+    unknown = Interval(math.nan, math.nan, math.nan)
+    return BankEntry(tree, emitted, float(run_costs(run).step_ms([tree])[0]), unknown, unknown)
 
 
 def _totals(timing: pa.Table) -> dict[str, tuple[list[float], list[float]]]:

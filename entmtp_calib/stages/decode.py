@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from entmtp_calib.bank import Bank
-from entmtp_calib.config import SamplingConfig
+from entmtp_calib.config import AcceptanceConfig, DecodeConfig, SamplingConfig
 from entmtp_calib.decoding import Decoder, Generation
 from entmtp_calib.errors import ArtifactError, UsageError
 from entmtp_calib.heads.model import Heads
@@ -21,7 +21,7 @@ from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import EMPTY, Tree
 
-PLAIN = "none"
+PLAIN, AUTO = "none", "auto"
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,29 @@ class Session:
     differences: tuple[str, ...]
     """What is not as it was when the bank was measured; the text is right all the same."""
 
-    def decoder(self, sampling: SamplingConfig | None = None) -> Decoder:
-        """A decoder over `trees`."""
-        return Decoder(self.target, self.heads, self.trees, sampling)
+    def decoder(
+        self,
+        sampling: SamplingConfig | None = None,
+        acceptance: AcceptanceConfig | None = None,
+    ) -> Decoder:
+        """A decoder over `trees`; lossless unless another acceptance is asked for."""
+        return Decoder(self.target, self.heads, self.trees, sampling, acceptance)
 
     def policy(self, name: str) -> Policy:
         """The policy of this name.
 
         Args:
-            name: static, ladder, hysteresis, none (plain decoding), hydra-default, or a tree's id.
+            name: auto (the bank's choice), static, ladder, hysteresis, staged, none (plain
+                decoding), hydra-default, or a tree's id.
         """
+        name = self.bank.auto if name == AUTO else name
         if name in self.bank.policies:
             return self.bank.policies[name]
         wanted = EMPTY.id if name == PLAIN else name
         ids = [tree.id for tree in self.trees]
         if wanted in ids:
             return Static(ids.index(wanted))
-        known = [*self.bank.policies, PLAIN, *ids]
+        known = [AUTO, *self.bank.policies, PLAIN, *ids]
         raise UsageError(f"--policy {name}", f"one of {', '.join(known)}")
 
     def encode(self, prompt: Prompt, mode: str | None = None) -> list[int]:
@@ -152,13 +158,12 @@ def decode_prompts(
     session: Session,
     prompts: Sequence[Prompt],
     policy: Policy,
-    max_new_tokens: int,
-    sampling: SamplingConfig,
+    config: DecodeConfig,
     mode: str | None = None,
     on_text: Callable[[Prompt, str], None] | None = None,
 ) -> Iterator[Decoded]:
     """Decode prompts one after the other; `on_text` sees each piece of text as it is accepted."""
-    decoder = session.decoder(sampling)
+    decoder = session.decoder(config.sampling, config.acceptance)
     for prompt in prompts:
         streamer = Streamer(session.target.tokenizer)
         pieces: list[str] = []
@@ -171,7 +176,7 @@ def decode_prompts(
         generated = decoder.generate(
             session.encode(prompt, mode),
             policy,
-            max_new_tokens,
+            config.max_new_tokens,
             on_tokens=lambda ids, streamer=streamer, take=take: take(streamer.add(ids)),  # type: ignore[misc]
         )
         take(streamer.finish())

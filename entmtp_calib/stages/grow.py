@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 from entmtp_calib import records
@@ -29,12 +30,14 @@ def grow(run: Run) -> None:
     if run.folder.is_done(STAGE, inputs):
         return
     trace = read_trace(run, "search")
+    started = perf_counter()
     grown = grow_all(trace, run.max_depth, run.config.max_nodes, run.n_ranks, run.progress)
+    seconds = perf_counter() - started
     kept = {entry.tree for entry in acceptance_frontier(grown)}
     rows = [_row(trace, entry, entry.tree in kept) for entry in grown]
     rows.sort(key=lambda row: (row["n_nodes"], row["depth"], row["tree"]))
     run.folder.write_table(GROWN, records.table(rows, records.CANDIDATES_SCHEMA))
-    run.folder.mark_done(STAGE, inputs, [GROWN])
+    run.folder.mark_done(STAGE, inputs, [GROWN], seconds)
 
 
 def thin_out(trees: Sequence[Tree], most: int) -> list[Tree]:

@@ -6,15 +6,17 @@ predicts the same figure from the trace; they differ only where rounding flips a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from entmtp_calib import records
-from entmtp_calib.decoding import Decoder, Generation
+from entmtp_calib.decoding import Decoder
+from entmtp_calib.frontier import strict_pareto
 from entmtp_calib.policy import Static
 from entmtp_calib.replay import accepted, step_counts, walk
+from entmtp_calib.stages.cost import COSTS, run_costs
 from entmtp_calib.stages.grow import (
     GROWN,
     profile_columns,
@@ -24,8 +26,9 @@ from entmtp_calib.stages.grow import (
 )
 from entmtp_calib.stages.rollout import TRACE, read_trace
 from entmtp_calib.stages.setup import Run
+from entmtp_calib.steps import Generation
 from entmtp_calib.timing import mean_interval
-from entmtp_calib.tree import Tree
+from entmtp_calib.tree import EMPTY, Tree
 
 STAGE, CANDIDATES = "recalibrate", "candidates.parquet"
 
@@ -42,13 +45,13 @@ def recalibrate(run: Run) -> None:
         "trees": [tree.to_list() for tree in trees or ()],
         "references": [tree.id for tree in references],
         "max_candidates": run.config.max_candidates,
+        "costs": run.folder.sha256(COSTS),
     }
     if run.folder.is_done(STAGE, inputs):
         return
     rows = {row["tree"]: row for row in grown.to_pylist()} if grown else {}
     if trees is None:
-        frontier = [Tree.of(row["paths"]) for row in rows.values() if row["on_frontier"]]
-        trees = thin_out(frontier, run.config.max_candidates)
+        trees = _promising(run, rows.values())
     live = {tree.id: tree for tree in [*references, *trees]}
     measured = _measure(run, list(live.values()), inputs)
     for name, tree in live.items():
@@ -59,6 +62,22 @@ def recalibrate(run: Run) -> None:
     ordered = sorted(rows.values(), key=lambda row: (row["n_nodes"], row["depth"], row["tree"]))
     run.folder.write_table(CANDIDATES, records.table(ordered, records.CANDIDATES_SCHEMA))
     run.folder.mark_done(STAGE, inputs, [CANDIDATES])
+
+
+def _promising(run: Run, rows: Iterable[Mapping[str, Any]]) -> list[Tree]:
+    """The grown trees to run live.
+
+    All of the acceptance frontier where `max_candidates` is 0, as in the paper. Else at most so
+    many of those that replay predicts to be faster than every smaller one: others cannot come into
+    the bank but by noise.
+    """
+    if not run.config.max_candidates:
+        return [Tree.of(row["paths"]) for row in rows if row["on_frontier"]]
+    grown = [(Tree.of(row["paths"]), row["replay_emitted"]) for row in rows]
+    step_ms = run_costs(run).step_ms([tree for tree, _ in grown])
+    rates = [emitted / ms for (_, emitted), ms in zip(grown, step_ms, strict=True)]
+    kept = strict_pareto([tree.n_nodes for tree, _ in grown], rates)
+    return thin_out([grown[index][0] for index in kept], run.config.max_candidates)
 
 
 def live_trees(table: pa.Table) -> list[Tree]:
@@ -79,6 +98,10 @@ def _measure(run: Run, trees: Sequence[Tree], inputs: Any) -> dict[str, list[dic
     run.progress.start("recalibration", len(trees) * len(prompts))
     measured: dict[str, list[dict[str, Any]]] = {}
     for index, tree in enumerate(trees):
+        if tree == EMPTY:  # a token a step by definition, and the text is the trace's
+            measured[tree.id] = _plain_records(run)
+            run.progress.advance(len(prompts))
+            continue
         if index not in known:
             texts = []
             for prompt in prompts:
@@ -91,6 +114,11 @@ def _measure(run: Run, trees: Sequence[Tree], inputs: Any) -> dict[str, list[dic
         measured[tree.id] = parts.read_json(index)
     run.progress.done()
     return measured
+
+
+def _plain_records(run: Run) -> list[dict[str, Any]]:
+    lengths = read_trace(run, "select").lengths.tolist()
+    return [{"tokens": n, "steps": n, "reaching": [n]} for n in lengths]
 
 
 def _record(generated: Generation, depth: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from entmtp_calib.decoding import Decoder
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.heads.ranking import following_tokens, greedy_chain, true_ranks
 from entmtp_calib.policy import Static
+from entmtp_calib.sampling import entropy, top1_probability
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import chain
@@ -67,6 +68,7 @@ def trace_prompt(
     return Trace(
         prompt=np.full(n, number, dtype=np.int32),
         position=np.arange(n, dtype=np.int32),
+        context=np.arange(n, dtype=np.int32) + len(prompt_ids),
         token=text.cpu().numpy().astype(np.int32),
         ranks=_ranks(heads, vectors, text),
         chain_probs=probs.cpu().numpy(),
@@ -88,9 +90,6 @@ class _Recorder:
         self.entropy: list[float] = []
 
     def __call__(self, vectors: Tensor, logits: Tensor) -> None:
-        log_probs = logits.double().log_softmax(-1)
-        probs = log_probs.exp()
         self.vectors.append(vectors)
-        self.top1 += probs.amax(-1).tolist()
-        # 0 log 0 is 0; impossible tokens have log 0 = -inf.
-        self.entropy += (-(probs * log_probs.clamp(min=-1e4)).sum(-1)).tolist()
+        self.top1 += map(top1_probability, logits)
+        self.entropy += map(entropy, logits)

@@ -29,6 +29,7 @@ from entmtp_calib.prompts import (
     split,
 )
 from entmtp_calib.provenance import sha256_json
+from entmtp_calib.stages.recorded import SPLITS
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import Tree
@@ -36,7 +37,6 @@ from entmtp_calib.tree import Tree
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_HEADS = ROOT / "artifacts" / "heads" / DEFAULT_HEADS_NAME
 BANKS = Path("artifacts") / "banks"
-SPLITS = ("search", "select", "report")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,15 @@ from toy_bank import SMALL, Built, run, write_prompts
 from toy_heads import random_heads, save_for
 
 from cli import outcome
+from entmtp_calib import records
 from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.bank import Bank
 from entmtp_calib.decoding import Decoder
+from entmtp_calib.policy import Static
 from entmtp_calib.stages.build_bank import Outcome
 from entmtp_calib.targets.load import load_target
+
+SCHEDULE = {"static", "ladder", "hysteresis", "staged"}
 
 
 def test_the_run_is_complete_and_all_its_figures_are_shown(built: Built) -> None:
@@ -24,9 +28,9 @@ def test_the_run_is_complete_and_all_its_figures_are_shown(built: Built) -> None
     folder.verify()
     bank = Bank.load(built.folder)
     lines = [line.split() for line in built.stdout.splitlines() if line]
-    assert {line[0] for line in lines if line[-1] == "yes"} == {tree.id for tree in bank.trees}
+    assert {line[0] for line in lines if line[-1] == "yes"} == {tree.id for tree in bank.frontier}
     shown = {line[0] for line in lines}
-    assert shown >= {"plain", "hydra-default", "static", "ladder", "hysteresis"}
+    assert shown >= {"plain", "hydra-default", *SCHEDULE}
     # Perfect heads, four deep: 12 tokens in 3 steps. Timing decides which other trees are shown.
     row = next(line for line in lines if line[0] == "hydra-default")
     assert row[:7] == ["hydra-default", "63", "4", "4.000", "[4.000,", "4.000]", "3.000"]
@@ -39,11 +43,64 @@ def test_json_has_what_the_screen_has(built: Built) -> None:
     document = json.loads(built.document.read_text(encoding="utf-8"))
     bank = Bank.load(built.folder)
     assert [tree["id"] for tree in document["trees"] if tree["in_bank"]] == [
-        tree.id for tree in bank.trees
+        tree.id for tree in bank.frontier
     ]
     assert document["folder"] == str(built.folder)
     assert {row["policy"] for row in document["policies"]} >= {"plain", *bank.policies}
-    assert document["bank"]["trees"][1]["paths"] == bank.trees[1].to_list()
+    described = [*document["bank"]["trees"], *document["bank"]["extra_trees"]]
+    assert [tree["paths"] for tree in described] == [tree.to_list() for tree in bank.trees]
+    assert document["bank"]["auto"] == bank.auto
+
+
+def test_every_policy_is_fitted_and_judged_on_texts_it_was_not_fitted_on(built: Built) -> None:
+    bank = Bank.load(built.folder)
+    assert set(bank.policies) == SCHEDULE
+    assert bank.auto in SCHEDULE
+    assert bank.policies["static"] == Static(bank.best)
+    assert len(bank.notes) == len(SCHEDULE)
+    rows = {
+        row["policy"]: row
+        for row in RunFolder.open(built.folder)
+        .read_table("policies.parquet", records.POLICIES_SCHEMA)
+        .to_pylist()
+    }
+    assert list(rows) == ["plain", *bank.policies, "hydra-default"]
+    for name, row in rows.items():
+        assert row["emitted_tokens"] == 24  # two report prompts of twelve
+        assert sum(share["share"] for share in row["share"]) == pytest.approx(1.0)
+        measured = [value for key, value in row.items() if key != "capture"]
+        assert None not in measured, name
+        assert row["tokens_per_second_predicted"] <= row["feature_bound_tokens_per_second"]
+    for name, ratio in (("plain", "plain"), ("static", "static"), ("hydra-default", "hydra")):
+        assert rows[name][f"ratio_to_{ratio}"] == pytest.approx(1.0)
+    # Perfect heads: the replayed steps are the live ones.
+    for name, policy in bank.policies.items():
+        if isinstance(policy, Static):
+            depth = bank.trees[policy.index].depth
+            assert rows[name]["mean_emitted_tokens"] == pytest.approx(12 / -(-12 // (depth + 1)))
+
+
+def test_the_costs_are_kept_apart_and_stand_in_the_timing_table(built: Built) -> None:
+    folder = RunFolder.open(built.folder)
+    costs, timing = (
+        folder.read_table(name, records.TIMING_SCHEMA).to_pylist()
+        for name in ("costs.parquet", "timing.parquet")
+    )
+    assert {row["kind"] for row in costs} == {"step", "level"}
+    assert timing[: len(costs)] == costs
+    assert {row["kind"] for row in timing[len(costs) :]} == {"end_to_end"}
+
+
+def test_a_signal_that_cannot_be_is_one_line(built: Built, tmp_path: Path) -> None:
+    for signal, reason in (
+        ("luck", "signal 'luck' is not one of chain_value"),
+        ("chain_value:5", "a depth of at most 4, that of the heads"),
+    ):
+        arguments = [*built.arguments, "--signal", signal, "--out", tmp_path / "run"]
+        result = run("build-bank", *arguments)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+        assert f"--signal {signal}" in result.stderr
+        assert reason in result.stderr
 
 
 def test_the_command_is_recorded(built: Built) -> None:

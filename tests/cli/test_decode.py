@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_bank import BUSHY, Built, Switching, run
+from toy_bank import BUSHY, WIDE, Built, Switching, run
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.decoding import Decoder
@@ -17,7 +17,7 @@ from entmtp_calib.targets.load import load_target
 from entmtp_calib.tree import EMPTY
 
 PROMPT = "List[int] d[key] [/b]"
-POLICIES = ("static", "ladder", "hysteresis", "none", "hydra-default", "chain-2", BUSHY.id)
+POLICIES = ("static ladder hysteresis staged none hydra-default chain-2 " + BUSHY.id).split()
 SAMPLED = ("--temperature", 4, "--top-p", 0.98, "--seed", 3)
 
 
@@ -58,6 +58,7 @@ def test_stdout_is_exactly_the_text_with_every_policy(
     assert used["hydra-default"] == {"hydra-default"}
     assert used["ladder"] == {"plain", "chain-2", BUSHY.id}
     assert used["hysteresis"] == {"plain", BUSHY.id}
+    assert used["staged"] == {"plain", "chain-2", BUSHY.id, WIDE.id}
 
 
 def test_the_figures_are_one_line_on_stderr(switching: Switching, tmp_path: Path) -> None:
@@ -67,11 +68,29 @@ def test_the_figures_are_one_line_on_stderr(switching: Switching, tmp_path: Path
     line = result.stderr.splitlines()[-1]
     assert re.fullmatch(
         r"9 tokens, [\d.]+ tokens/s decoding \(without the prompt's pass\), [\d.]+ emitted "
-        r"tokens/step, [\d.]+ accepted draft tokens/step, policy static, steps: .+ 100 %",
+        r"tokens/step, [\d.]+ accepted draft tokens/step, policy auto: static, steps: .+ 100 %",
         line,
     )
     assert f"{9 / figures['steps']:.2f} emitted tokens/step" in line
     assert "\x1b" not in result.output
+
+
+def test_typical_acceptance_says_that_it_is_not_lossless(
+    switching: Switching, expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    arguments = ("--prompt", PROMPT, *SAMPLED, "--max-new-tokens", 40, "--json", file)
+    exact = decode(switching, *arguments)
+    assert json.loads(file.read_text(encoding="utf-8"))["lossless"] is True
+    assert "lossless" not in exact.stderr
+    typical = decode(
+        *(switching, *arguments, "--acceptance", "typical", "--epsilon", 0.01, "--alpha", 0.1)
+    )
+    assert typical.stderr.endswith(", typical acceptance: not lossless\n")
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["lossless"] is False
+    assert document["acceptance"] == {"rule": "typical", "epsilon": 0.01, "alpha": 0.1}
+    assert typical.stdout != f"{expected}\n" == exact.stdout
 
 
 def test_json_can_be_alone_on_stdout(switching: Switching) -> None:
@@ -130,6 +149,10 @@ def test_a_run_folder_names_its_own_model_and_heads(built: Built) -> None:
         ("--top-p", "0"),
         ("--top-k", "-1"),
         ("--prompts-file", "also"),
+        ("--acceptance", "near"),
+        ("--acceptance", "typical"),  # at temperature 0
+        ("--epsilon", "0.1"),  # with exact acceptance
+        ("--alpha", "nan"),
     ],
 )
 def test_a_value_that_can_never_work_is_a_usage_error(flag: str, value: str) -> None:
@@ -141,8 +164,9 @@ def test_a_value_that_can_never_work_is_a_usage_error(flag: str, value: str) -> 
 def test_an_unknown_policy_is_a_usage_error_that_lists_the_known(switching: Switching) -> None:
     result = run("decode", *switching.arguments, "--prompt", PROMPT, "--policy", "fast")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    known = f"static, ladder, hysteresis, none, plain, chain-2, {BUSHY.id}, hydra-default"
-    assert f"--policy fast; expected one of {known}\n" in result.stderr
+    policies = "auto, static, ladder, hysteresis, staged, none"
+    trees = f"plain, chain-2, {BUSHY.id}, {WIDE.id}, hydra-default"
+    assert f"--policy fast; expected one of {policies}, {trees}\n" in result.stderr
 
 
 def test_no_text_to_go_on_from_is_one_line(tmp_path: Path) -> None:

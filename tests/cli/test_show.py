@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from typer.testing import CliRunner, Result
 
 from cli.main import app
 from entmtp_calib.bank import Bank, BankEntry
-from entmtp_calib.policy import Hysteresis, Ladder, Static
+from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.timing import Interval
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
 
 BRANCHED = Tree.of([[0], [1], [0, 0]])
 MODEL = "model [/b] [red]List[int] :smile:"
+UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
 
 def run(*arguments: str) -> Result:
@@ -36,7 +38,7 @@ def entry(tree: Tree, emitted: float, step_ms: float, tokens_per_second: float) 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run folder with a bank of three trees."""
+    """A run folder with a bank of three trees and one off the frontier."""
     path = tmp_path / "[id] [/y]"
     path.mkdir(parents=True)
     Bank(
@@ -48,11 +50,14 @@ def folder(tmp_path: Path) -> Path:
             entry(chain(2), 1.75, 1234567.5, 50.0),
             entry(BRANCHED, 2.0, 29.0, 60.0),
         ),
+        extras=(replace(entry(chain(1), 1.5, 26.0, 1.0), tokens_per_second=UNKNOWN),),
         policies={
             "static": Static(2),
             "ladder": Ladder(SignalSpec("path_value", 2), (0.25, 0.5), (0, 1, 2)),
-            "hysteresis": Hysteresis(SignalSpec("entropy"), 1, 2, -0.5, -1.0),
+            "hysteresis": Hysteresis(SignalSpec("entropy", running=True), 1, 2, -0.5, -1.0),
+            "staged": Staged(((), (0.5,), (0.125,)), ((DRAFT_ON,), (0, DRAFT_ON), (3, 2))),
         },
+        auto="ladder",
         best=2,
         hardware={"cpu": "a processor", "usable_cores": 2},
         splits={"search": ["a", "b"], "select": ["c"]},
@@ -71,10 +76,19 @@ def test_a_bank_is_shown_with_all_its_figures(folder: Path) -> None:
     assert "1234567.500" in result.stdout
     assert "1.500 [-inf, inf]" in result.stdout
     assert lines[3][:4] == [BRANCHED.id, "*", "3", "2"]
+    assert lines[4] == [
+        *("chain-1", "+", "1", "1", "1.500", "[1.250,", "1.750]", "0.500", "26.000", "-"),
+        *("0.025", "[-inf,", "inf]"),
+    ]
     for fact in (
+        "* in use with --policy static: the fastest fixed tree",
+        "+ off the frontier: for policies, where it pays",
         f"policy static      always {BRANCHED.id}",
-        f"path_value of depth 2: plain, above 0.25 chain-2, above 0.5 {BRANCHED.id}",
-        f"entropy: chain-2, with {BRANCHED.id} on above -0.5, off at -1 and below",
+        f"policy ladder      path_value:2: plain, above 0.25 chain-2, above 0.5 {BRANCHED.id}",
+        f"running:entropy: chain-2, with {BRANCHED.id} on above -0.5, off at -1 and below",
+        "policy staged      draft on; level 1: plain, above 0.5 draft on; "
+        f"level 2: chain-1, above 0.125 {BRANCHED.id}",
+        "policy auto        ladder",
         "search 2, select 1",
         "splits 7",
         "fingerprint abababababab",
@@ -106,6 +120,11 @@ def test_a_tree_of_a_bank_is_drawn(folder: Path, name: str) -> None:
     assert run("[[0], [1], [0, 0]]").stdout == drawing
 
 
+@pytest.mark.parametrize("name", ["chain-1", "3"])
+def test_a_tree_off_the_frontier_is_drawn_too(folder: Path, name: str) -> None:
+    assert run(str(folder), "--tree", name).stdout == run("chain-1").stdout
+
+
 @pytest.mark.parametrize(
     ("name", "tree"), [("plain", EMPTY), ("chain-3", chain(3)), ("hydra-default", HYDRA_DEFAULT)]
 )
@@ -113,6 +132,15 @@ def test_a_tree_has_a_name(name: str, tree: Tree) -> None:
     document = json.loads(run(name, "--json", "-").stdout)
     assert document["id"] == name
     assert Tree.of(document["paths"]) == tree
+
+
+def test_a_bank_without_extras_says_nothing_of_them(folder: Path) -> None:
+    bank = Bank.load(folder)
+    plain = replace(bank, extras=(), policies={"static": Static(2)}, auto="static")
+    plain.save(folder / "bank.safetensors")
+    shown = run(str(folder)).stdout
+    assert "off the frontier" not in shown
+    assert "policy auto    static" in shown
 
 
 def strict(text: str) -> Any:
@@ -127,6 +155,10 @@ def test_json_is_alone_on_stdout_and_has_the_figures(folder: Path) -> None:
     assert [tree["step_ms"] for tree in document["trees"]] == [24.8123, 1234567.5, 29.0]
     assert document["trees"][2]["paths"] == [[0], [1], [0, 0]]
     assert document["trees"][2]["speedup_over_plain_interval"] == [None, None]
+    (extra,) = document["extra_trees"]
+    assert (extra["paths"], extra["tokens_per_second"]) == ([[0]], None)
+    assert document["policies"]["staged"]["actions"] == [[-1], [0, -1], [3, 2]]
+    assert document["auto"] == "ladder"
 
 
 def test_json_in_a_file_goes_with_the_table(folder: Path, tmp_path: Path) -> None:
@@ -154,7 +186,7 @@ def test_bad_input_is_one_line(arguments: list[str], exit_code: int, reason: str
 
 
 def test_a_tree_that_the_bank_lacks_and_a_damaged_bank_are_one_line(folder: Path) -> None:
-    assert "one of plain, chain-2" in run(str(folder), "--tree", "3").stderr
+    assert "one of plain, chain-2" in run(str(folder), "--tree", "4").stderr
     (folder / "bank.safetensors").write_bytes(b"short")
     result = run(str(folder))
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def test_the_stages_one_by_one_and_interrupted_give_the_same_as_build_bank(
     assert grown.exit_code == 0, grown.output
     assert "chain-4" in grown.stdout
     assert f"file      {rolled_out / 'grown.parquet'}\n" in grown.stdout
+    assert re.search(r"^growing   [\d.e-]+ s for \d+ trees, by replay", grown.stdout, re.M)
 
     trace = rolled_out / "trace.parquet"
     before = trace.stat().st_mtime_ns
@@ -61,20 +63,64 @@ def test_the_stages_one_by_one_and_interrupted_give_the_same_as_build_bank(
     assert not (rolled_out / "candidates.parquet").exists()
 
     live = document("recalibrate", rolled_out)["candidates"]
-    assert {row["tree"] for row in live} >= {"plain", "chain-4", "hydra-default"}
+    assert {row["tree"] for row in live} >= {"plain", "hydra-default"}
     timed = document("time", rolled_out)
     assert {tree["id"] for tree in timed["trees"]} >= {"plain", "hydra-default"}
     assert timed["bank"] is None
     assert run("build-bank", *built.arguments, "--out", rolled_out).exit_code == 0
     assert trace.stat().st_mtime_ns == before
-    for name in ("trace.parquet", "grown.parquet", "candidates.parquet"):
+    for name in ("trace.parquet", "grown.parquet"):  # what runs live depends on measured costs
         assert (rolled_out / name).read_bytes() == (built.folder / name).read_bytes(), name
 
 
 def test_a_stage_of_a_complete_run_changes_nothing(built: Built) -> None:
     before = {path: path.read_bytes() for path in built.folder.iterdir()}
-    assert document("grow", built.folder)["frontier"]
+    again = document("grow", built.folder)
+    assert again["frontier"]
+    assert again["seconds"] > 0
     assert {path: path.read_bytes() for path in built.folder.iterdir()} == before
+
+
+LIVE = ("--score", "live", "--max-nodes", 3, "--max-depth", 2)
+
+
+def test_growing_live_shows_both_ways_and_changes_nothing(built: Built) -> None:
+    before = {path: path.read_bytes() for path in built.folder.iterdir() if path.is_file()}
+    live = document("grow", built.folder, *LIVE)
+    assert [(pair["max_depth"], pair["n_nodes"]) for pair in live["pairs"]] == [
+        *((1, 1), (1, 2), (1, 3)),
+        *((2, 1), (2, 2), (2, 3)),
+    ]
+    assert all(pair["equal"] and pair["live"] == pair["replay"] for pair in live["pairs"])
+    assert live["pairs"][4]["live"]["paths"] == [[0], [0, 0]]
+    assert (live["rollouts"], live["differing"]) == (4, 0)
+    shown = run("grow", built.folder, *LIVE)
+    assert shown.exit_code == 0
+    assert "all 6 are equal" in shown.stdout
+    assert "s, 4 rollouts of 3 prompts\n" in shown.stdout
+    assert {path: path.read_bytes() for path in built.folder.iterdir() if path.is_file()} == before
+
+
+def test_ways_that_grow_different_trees_are_exit_code_1(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from entmtp_calib.stages import grow_live
+
+    monkeypatch.setattr(grow_live, "best_candidate", max)
+    result = run("grow", built.folder, *LIVE)
+    assert result.exit_code == 1
+    assert [line.split()[-1] for line in result.stdout.splitlines()[5:7]] == ["NO", "NO"]
+    assert "2 of 6 differ" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--score", "fast"), ("--max-nodes", "3"), ("--max-depth", "2", "--score", "replay")],
+)
+def test_a_flag_that_would_be_ignored_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    result = run("grow", "no/run", *arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert arguments[0] in result.stderr
 
 
 @pytest.mark.parametrize("command", ["grow", "time"])

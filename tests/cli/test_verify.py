@@ -19,9 +19,9 @@ def test_a_lossless_bank_exits_with_0(switching: Switching) -> None:
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert document["lossless"] is True
-    # Three trees beside plain decoding and three policies, each greedy and sampled.
-    assert document["texts"] == 2 * 2 * 6
-    assert document["tokens_greedy"] == document["tokens_sampled"] == 2 * 6 * 10
+    # Four trees beside plain decoding and four policies, each greedy and sampled.
+    assert document["texts"] == 2 * 2 * 8
+    assert document["tokens_greedy"] == document["tokens_sampled"] == 2 * 8 * 10
 
 
 def test_the_prompts_are_the_banks_own(built: Built) -> None:

@@ -1,0 +1,193 @@
+"""Drafting: a step's tokens, level by level, as far as the policy has asked and its tree needs.
+
+A policy may look at the greedy chain before it chooses. Levels drafted for that are drafted for
+*all* trees that it may choose, in one head call each, so the chosen tree finds its nodes among them
+and no level is computed twice. This module knows no target, no cache and no acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from entmtp_calib.heads.model import Heads
+from entmtp_calib.plan import LevelPlan, Plan, Rows, check_tree
+from entmtp_calib.policy import Policy
+from entmtp_calib.sampling import entropy, top1_probability
+from entmtp_calib.signals import Memory, SignalSpec, signal_value
+from entmtp_calib.topology import compile_tree
+from entmtp_calib.tree import EMPTY, Tree, chain, union
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What a step starts from.
+
+    Attributes:
+        root: the token that the target has chosen.
+        root_logits: [V], from which it was chosen.
+        vector: [h] what drafting is conditioned on; None without heads.
+        room: depths behind the root that have a position in the model.
+    """
+
+    root: int
+    root_logits: Tensor
+    vector: Tensor | None
+    room: int
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What a step asks the target to verify.
+
+    Attributes:
+        ids: int64 [n + 1], the root and the drafted tokens.
+        rows: how they hang together.
+        tree: index of the tree that was chosen; -1 for one that was built for this step.
+        levels: levels drafted before the tree was known.
+        signal: what the policy read last.
+    """
+
+    ids: Tensor
+    rows: Rows
+    tree: int = -1
+    levels: int = 0
+    signal: float | None = None
+
+
+class Proposer(Protocol):
+    """Proposes the tree of every step of one text."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the widest tree it may propose."""
+
+    def propose(self, start: Start) -> Proposal:
+        """The tree of the step that begins here."""
+
+    def observe(self, accepted_draft_tokens: int, speculated: bool) -> None:
+        """What became of it."""
+
+
+class Scheme:
+    """What a policy's steps look up: its trees' plans, and the plan of all of them together.
+
+    Args:
+        policy: whose trees.
+        plans: all plans that a policy's indices count.
+        heads: what drafts; raises `TreeError` where they cannot draft what the policy looks at.
+    """
+
+    def __init__(self, policy: Policy, plans: Sequence[Plan], heads: Heads | None) -> None:
+        self.policy, self.plans, self.heads = policy, plans, heads
+        device = plans[0].depths.device
+        seen = max((spec.depth for spec in policy.signals), default=0)
+        trees = [plans[index].tree for index in policy.indices]
+        together = union([*trees, chain(seen)])
+        check_tree(together, heads)
+        self.together = Plan(compile_tree(together), device)
+        self.plain = Plan(compile_tree(EMPTY), device)
+        rows = {path: row for row, path in enumerate(((), *together.paths))}
+        self.rows: Mapping[Tree, Tensor] = {
+            tree: torch.tensor([rows[path] for path in ((), *tree.paths)], device=device)
+            for tree in {EMPTY, *trees}
+        }
+
+
+class PolicyProposer:
+    """Proposes one of the trees that were compiled before, by a policy: a `Proposer`."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        self._scheme = scheme
+        self._state, self._memory = scheme.policy.start(), Memory()
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the policy's widest tree."""
+        return max(self._scheme.plans[index].n_rows for index in self._scheme.policy.indices)
+
+    def propose(self, start: Start) -> Proposal:
+        """The policy's tree, or plain decoding where its deepest row has no position."""
+        scheme = self._scheme
+        draft = Draft(scheme, start)
+        reader = _Reader(self._memory, start, draft)
+        index, self._state = scheme.policy.choose(self._state, reader)
+        plan = scheme.plans[index]
+        plan = plan if plan.tree.depth <= start.room else scheme.plain
+        return Proposal(draft.tokens(plan), plan, index, draft.levels, reader.last)
+
+    def observe(self, accepted_draft_tokens: int, speculated: bool) -> None:
+        """Remember what the text has shown."""
+        self._memory.observe(accepted_draft_tokens, speculated)
+
+
+class Draft:
+    """The tokens drafted in one step.
+
+    Args:
+        scheme: the policy's.
+        start: of the step.
+    """
+
+    def __init__(self, scheme: Scheme, start: Start) -> None:
+        self._scheme, self._vector = scheme, start.vector
+        device = scheme.together.depths.device
+        self._ids = torch.empty(scheme.together.n_rows, dtype=torch.long, device=device)
+        self._ids[0] = start.root
+        self.chain_probs: list[float] = []
+
+    @property
+    def levels(self) -> int:
+        """Levels drafted so far, for all the policy's trees."""
+        return len(self.chain_probs)
+
+    def draft_to(self, depth: int) -> None:
+        """Draft all the policy's trees to a depth, and note the greedy chain's probabilities."""
+        for level in self._scheme.together.levels[self.levels : depth]:
+            probs = self._level(level, self._ids)
+            self.chain_probs.append(float(probs[0, 0]))  # the chain's parent is the first row
+
+    def tokens(self, plan: Plan) -> Tensor:
+        """Token ids [n + 1] of a tree's rows; what is not there yet is drafted for it alone."""
+        done = plan.rows_to(self.levels)
+        ids = torch.empty(plan.n_rows, dtype=torch.long, device=self._ids.device)
+        ids[:done] = self._ids[self._scheme.rows[plan.tree][:done]]
+        for level in plan.levels[self.levels :]:
+            self._level(level, ids)
+        return ids
+
+    def _level(self, level: LevelPlan, ids: Tensor) -> Tensor:
+        """Fill in a level's ids; probabilities [R, k] of its parents' choices."""
+        heads = self._scheme.heads
+        assert heads is not None  # check_tree lets no tree pass without heads
+        assert self._vector is not None
+        chosen, probs = heads.draft_level(level.depth, self._vector, ids[level.path_rows])
+        ids[level.node_rows] = chosen[level.node_parent, level.node_rank]
+        return probs
+
+
+class _Reader:
+    """Gives a policy its signals, drafting what they are made of at the time they are asked for."""
+
+    def __init__(self, memory: Memory, start: Start, draft: Draft) -> None:
+        self._memory, self._logits, self._draft = memory, start.root_logits, draft
+        self.last: float | None = None
+
+    def __call__(self, spec: SignalSpec) -> float:
+        self.last = self._value(spec)
+        return self.last
+
+    def _value(self, spec: SignalSpec) -> float:
+        if spec.is_average:
+            return self._memory.average
+        self._draft.draft_to(spec.depth)
+        nats = entropy(self._logits) if spec.kind == "entropy" else 0.0
+        base = 0.0
+        if spec.kind in ("path_value", "base_top1"):
+            base = top1_probability(self._logits)
+        fresh = signal_value(spec, base, nats, self._draft.chain_probs)
+        return self._memory.value(spec, fresh)
