@@ -19,7 +19,7 @@ from entmtp_calib.errors import DataError
 from entmtp_calib.policy import Policy
 from entmtp_calib.topology import compile_tree
 from entmtp_calib.trace import Floats
-from entmtp_calib.tree import Tree, chain, union
+from entmtp_calib.tree import EMPTY, Tree, chain, union
 
 STEP, LEVEL = "step", "level"  # kinds of timed rows
 Curve = tuple[tuple[int, float], ...]
@@ -31,12 +31,16 @@ class Costs:
     """Milliseconds on one machine at one context length.
 
     Attributes:
-        verify_ms: of all in a step but drafting, by the rows of the target pass.
+        verify_ms: of all in a step but drafting, by the rows of the target pass; the heads take in
+            what was committed.
         level_ms: per depth, of drafting one level, by its parents.
+        plain_ms: of a step of plain decoding, which has no heads to care for; None where it costs
+            what a pass of one row does.
     """
 
     verify_ms: Curve
     level_ms: tuple[Curve, ...]
+    plain_ms: float | None = None
 
     @classmethod
     def of(cls, timing: Iterable[Mapping[str, Any]], context: float) -> Costs:
@@ -51,15 +55,19 @@ class Costs:
             DataError: no timed step, no step without drafts, or a depth without timed levels.
         """
         verify: dict[int, dict[int, list[float]]] = {}
+        plain: dict[int, list[float]] = {}
         levels: dict[int, dict[int, list[float]]] = {}
         for row in timing:
             if row["kind"] == STEP:
-                at = verify.setdefault(row["rows"], {}).setdefault(row["context_length"], [])
+                by_length = plain if row.get("tree") == EMPTY.id else verify.setdefault(row["rows"], {})
+                at = by_length.setdefault(row["context_length"], [])
                 at.append(row["step_ms"] - row["draft_ms"])
             elif row["kind"] == LEVEL:
                 levels.setdefault(row["depth"], {}).setdefault(row["rows"], []).append(
                     row["draft_ms"]
                 )
+        if plain and 1 not in verify:
+            verify[1] = plain
         if 1 not in verify or sorted(levels) != list(range(1, len(levels) + 1)):
             raise DataError(
                 f"timed steps of {sorted(verify)} rows and levels of depth {sorted(levels)}",
@@ -72,6 +80,7 @@ class Costs:
                 tuple((rows, float(np.median(ms))) for rows, ms in sorted(levels[depth].items()))
                 for depth in sorted(levels)
             ),
+            _at(context, plain) if plain else None,
         )
 
     def verify(self, rows: int) -> float:
@@ -86,7 +95,7 @@ class Costs:
 
     def step_ms(self, trees: Sequence[Tree]) -> Floats:
         """[K], a step with each tree and no signal."""
-        return np.array([self.verify(t.n_nodes + 1) + self._levels(t, 0, t.depth) for t in trees])
+        return np.array([self._alone(tree) for tree in trees])
 
     def policy_ms(self, policy: Policy, trees: Sequence[Tree]) -> Floats:
         """[L + 1, K], a step in which l levels were drafted to decide and tree k was chosen.
@@ -96,7 +105,9 @@ class Costs:
         chosen = [trees[index] for index in policy.indices]
         seen = max((spec.depth for spec in policy.signals), default=0)
         ms = np.full((seen + 1, len(trees)), np.inf)
-        ms[:, list(policy.indices)] = self.ahead_ms(chosen, seen)
+        is_plain = not union([*chosen, chain(seen)]).n_nodes
+        at = list(policy.indices)
+        ms[:, at] = self._alone(EMPTY) if is_plain else self.ahead_ms(chosen, seen)
         return ms
 
     def ahead_ms(self, trees: Sequence[Tree], seen: int) -> Floats:
@@ -113,6 +124,12 @@ class Costs:
                 for levels in range(seen + 1)
             ]
         )
+
+    def _alone(self, tree: Tree) -> float:
+        """ms of a step with one fixed tree."""
+        if not tree.n_nodes and self.plain_ms is not None:
+            return self.plain_ms
+        return self.verify(tree.n_nodes + 1) + self._levels(tree, 0, tree.depth)
 
     def _levels(self, tree: Tree, after: int, to: int) -> float:
         """ms of drafting a tree's levels after + 1 .. to."""

@@ -170,6 +170,8 @@ class Decoding:
         self.steps: list[Step] = []
         self.reason: str | None = None
         self.proposer = decoder.proposer(chooser)
+        # Plain decoding does not pay for heads, unless somebody wants to see what they see.
+        self.follows = self.heads is not None and (self.proposer.drafts or observer is not None)
         self.head_state = HeadState()
         tried = max(decoder.max_rows, self.proposer.max_rows)
         self.cache: TreeCache = self.target.new_cache(len(prompt_ids) + room + tried)
@@ -205,12 +207,14 @@ class Decoding:
     def probe(self, policy: Policy) -> Step:
         """Take a step with another policy and take it back: for timing many on one state.
 
-        It never ends the text, so that it costs what a step inside a text does.
+        It never ends the text, so that it costs what a step inside a text does. The state must
+        have been started with a policy that drafts if this one does.
         """
         kept = dict(vars(self))
         length, past, vectors = self.cache.length, self.head_state.past, self.head_state.vectors
         self.tokens, self.steps, self.eos_ids = [], [], frozenset()
         self.proposer = self.decoder.proposer(policy)
+        self.follows = self.follows and self.proposer.drafts
         self.step()
         done = self.steps[0]
         vars(self).update(kept)
@@ -263,16 +267,16 @@ class Decoding:
             self.observer(self._vectors(hidden), logits)
 
     def _observe(self, hidden: Tensor, positions: Tensor) -> None:
-        if self.heads:
+        if self.heads and self.follows:
             self.heads.observe(self.head_state, hidden, positions.to(hidden.device))
 
     def _vector(self) -> Tensor | None:
         """[h] what this step's drafting is conditioned on."""
-        return self.head_state.vector if self.heads else None
+        return self.head_state.vector if self.follows else None
 
     def _vectors(self, hidden: Tensor) -> Tensor:
         """[m, h] what drafting after each of the newest rows is conditioned on."""
-        return self.head_state.vectors if self.heads else hidden
+        return self.head_state.vectors if self.follows else hidden
 
     def _record(
         self, started: float, drafted: float, emitted: int, proposal: Proposal | None = None

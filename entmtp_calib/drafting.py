@@ -66,6 +66,10 @@ class Proposer(Protocol):
     def max_rows(self) -> int:
         """Rows of the widest tree it may propose."""
 
+    @property
+    def drafts(self) -> bool:
+        """Whether it ever uses heads; where not, they need not follow the text."""
+
     def propose(self, start: Start) -> Proposal:
         """The tree of the step that begins here."""
 
@@ -109,6 +113,11 @@ class PolicyProposer:
     def max_rows(self) -> int:
         """Rows of the policy's widest tree."""
         return max(self._scheme.plans[index].n_rows for index in self._scheme.policy.indices)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any of the policy's trees, or what it looks at, has nodes."""
+        return self._scheme.together.n_rows > 1
 
     def propose(self, start: Start) -> Proposal:
         """The policy's tree, or plain decoding where its deepest row has no position."""

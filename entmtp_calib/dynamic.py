@@ -67,6 +67,11 @@ class DynamicProposer:
         """The root and the most nodes that are verified."""
         return self._dynamic.nodes + 1
 
+    @property
+    def drafts(self) -> bool:
+        """Always."""
+        return True
+
     def propose(self, start: Start) -> Proposal:
         """The step's tree, or plain decoding where its deepest row might have no position."""
         ids = torch.tensor([start.root], device=self._device)

@@ -35,6 +35,7 @@ COSTS = Costs(
 def step(rows: int, context: int, step_ms: float, draft_ms: float = 0.0) -> dict[str, Any]:
     return {
         "kind": "step",
+        "tree": "any",
         "rows": rows,
         "context_length": context,
         "step_ms": step_ms,
@@ -202,3 +203,29 @@ def test_no_level_is_paid_for_twice(seed: int, depth: int) -> None:
                     expected += flat + parent * (parents(source, at) - 1)
                 assert ms[levels, k] == pytest.approx(expected)
         assert ms[0, list(policy.indices)] == pytest.approx(costs.step_ms(used))
+
+
+def test_only_plain_decoding_alone_is_spared_the_heads() -> None:
+    """A policy that may draft keeps its heads up to date, also where it drafts nothing."""
+    costs = Costs(((1, 10.0), (2, 12.0)), (((1, 1.0),),), plain_ms=8.0)
+    trees = [EMPTY, chain(1)]
+    assert costs.step_ms(trees).tolist() == [8.0, 13.0]
+    assert costs.policy_ms(Static(0), trees)[0, 0] == 8.0
+    for fixed in (Ladder(None, (), (0,)), Hysteresis(None, 0, 0), Staged(((),), ((0,),))):
+        assert costs.policy_ms(fixed, trees)[0, 0] == 8.0
+    ladder = Ladder(SignalSpec("entropy"), (0.5,), (0, 1))
+    assert costs.policy_ms(ladder, trees).tolist() == [[10.0, 13.0]]
+    looking = Staged(((), (0.5,)), ((DRAFT_ON,), (0, 0)))
+    assert costs.policy_ms(looking, trees)[1, 0] == 11.0
+
+
+def test_plain_steps_are_told_from_steps_without_drafts() -> None:
+    def timed(tree: str, ms: float) -> dict[str, Any]:
+        times = {"step_ms": ms, "draft_ms": 0.0}
+        return {"kind": "step", "tree": tree, "rows": 1, "context_length": 8, **times}
+
+    level = {"kind": "level", "depth": 1, "rows": 1, "draft_ms": 1.0}
+    both = Costs.of([timed("plain", 8.0), timed("plain with heads", 10.0), level], 8)
+    assert (both.plain_ms, both.verify(1)) == (8.0, 10.0)
+    alone = Costs.of([timed("plain", 8.0), level], 8)
+    assert (alone.plain_ms, alone.verify(1)) == (8.0, 8.0)

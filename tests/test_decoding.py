@@ -253,3 +253,21 @@ def test_a_cut_sees_no_row_behind_the_end_of_the_text(tmp_path) -> None:
     assert seen == [[0, 1, 2, 3]]  # tokens 1 2 3 4, and 4 ends the text
     assert (generated.tokens, generated.reason) == ([1, 2, 3, 4], "stop")
     assert [step.emitted_tokens for step in generated.steps] == [3, 1]
+
+
+def test_plain_decoding_spares_the_heads_and_a_policy_that_may_draft_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = toys.rand()
+    heads = random_heads(target, prefix=True)
+    calls = []
+    observe = heads.observe
+    monkeypatch.setattr(
+        heads, "observe", lambda *arguments: (calls.append(1), observe(*arguments))[1]
+    )
+    decoder = Decoder(target, heads, TREES)
+    plain = decoder.generate(PROMPT, Static(0), 20)
+    assert not calls
+    never = Ladder(SignalSpec("acceptance_average"), (1e9,), (0, 1))
+    assert decoder.generate(PROMPT, never, 20).tokens == plain.tokens
+    assert len(calls) == 20  # the prompt's pass, and every step but the last

@@ -15,8 +15,14 @@ from entmtp_calib import files, records
 from entmtp_calib.errors import ArtifactError
 
 ROWS = [
-    {"prompt": 0, "step": k, "position": k, "tree": "chain-2", "rows": 3, "draft_ms": 0.5}
-    | {"accepted_draft_tokens": k % 3, "emitted_tokens": k % 3 + 1, "verify_ms": 2.0, "step_ms": 3}
+    {"prompt": 0, "step": k, "position": k, "tree": "chain-2", "rows": 3, "levels": 1}
+    | {
+        "draft_ms": 0.5,
+        "accepted_draft_tokens": k % 3,
+        "emitted_tokens": k % 3 + 1,
+        "verify_ms": 2.0,
+        "step_ms": 3,
+    }
     for k in range(50)
 ]
 

@@ -15,6 +15,7 @@ from traces import linear_costs, random_trace, shuffled, telling_trace, trace_of
 from entmtp_calib.costs import Costs
 from entmtp_calib.errors import DataError
 from entmtp_calib.fitting import (
+    WORTHWHILE,
     Fit,
     Task,
     fit_hysteresis,
@@ -271,6 +272,20 @@ def test_staged_drafts_on_exactly_where_that_pays(deepest: int) -> None:
     assert steps.chosen[asked].tolist() == right.tolist()
     assert steps.levels[asked].tolist() == np.minimum(right + 1, deepest).tolist()
     assert fit.held_out_gain > 0.05
+
+
+def test_a_deeper_look_must_be_worth_more_than_its_trouble() -> None:
+    """The third level saves the last row, a twentieth of a ms, in every fourth step."""
+    trees = [EMPTY, chain(1), chain(2), chain(3)]
+    levels = staged_costs(0.5, 0.5, 0.5).level_ms
+    costs = Costs(((1, 10.0), (2, 14.0), (3, 18.0), (4, 18.05)), levels)
+    task = Task.of(telling_trace(3, n_texts=10, exactly=True), trees, costs)
+    found = search_staged(task)
+    assert found.signals == (SignalSpec("chain_value", 1), SignalSpec("chain_value", 2))
+    assert found.indices == (0, 1, 3)
+    deeper = Staged(((), (0.5,), (0.5,), (0.5,)), ((-1,), (0, -1), (1, -1), (2, 3)))
+    gain = total_ms(task, found) / total_ms(task, deeper) - 1
+    assert 0 < gain < WORTHWHILE
 
 
 def test_staged_stays_with_the_static_tree_where_levels_are_dear_or_tell_nothing() -> None:

@@ -286,10 +286,11 @@ def test_a_step_without_drafts_shows_the_average_nothing() -> None:
 
 
 def test_time_is_what_the_chosen_trees_cost_at_the_levels_drafted() -> None:
-    trace = trace_of([[[-1]] * 3, [[-1]] * 2], chain_probs=[[0.9], [0.1], [0.5], [0.9], [0.5]])
-    policy = Staged(((), (0.5,)), ((DRAFT_ON,), (0, 1)))
+    values = [[0.9, 0.1], [0.1, 0.9], [0.5, 0.5], [0.9, 0.9], [0.5, 0.5]]
+    trace = trace_of([[[-1] * 2] * 3, [[-1] * 2] * 2], chain_probs=values)
+    policy = Staged(((), (0.5,), ()), ((DRAFT_ON,), (0, DRAFT_ON), (1,)))
     steps = walk_policy(trace, accepted_by_each(trace), policy)
-    ms = np.array([[1e6, 1e6], [2.0, 5.0]])
+    ms = np.array([[1e6, 1e6], [2.0, 1e6], [1e6, 5.0]])
     assert prompt_ms(trace, steps, ms).tolist() == [7.0, 5.0]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import linear_costs, random_trace, telling_trace
+from traces import linear_costs, random_trace, telling_trace, trace_of
 
 from entmtp_calib.costs import Costs
 from entmtp_calib.fitting import Task
@@ -76,6 +76,17 @@ def test_where_the_chain_tells_nothing_the_best_tree_is_chosen_unseen() -> None:
 def vars_of(trace: Trace) -> dict[str, np.ndarray]:
     names = "prompt position context token ranks chain_probs base_top1 entropy".split()
     return {name: getattr(trace, name) for name in names}
+
+
+def test_a_level_that_tells_nothing_is_drafted_through_to_one_that_tells() -> None:
+    """Easy positions and hard ones, which only the second probability tells apart."""
+    is_easy = np.tile([True, False, False], 80)
+    ranks = np.where(is_easy[:, None], 0, 1) * np.ones((1, 3), dtype=int)
+    ranks[-3:] = [[0, 0, -1], [0, -1, -1], [-1, -1, -1]]
+    probs = np.where(is_easy, 0.9, 0.1)[:, None] * [0, 1, 1] + [0.5, 0, 0]
+    trace = trace_of([ranks.tolist()], chain_probs=probs)
+    policy = policy_of(trace, costs(0.5, 0.5, 0.5), [0, 3], seen=2)
+    assert policy.actions == ((DRAFT_ON,), (DRAFT_ON,), (0, 3))
 
 
 def test_no_more_levels_are_looked_at_than_asked_for() -> None:

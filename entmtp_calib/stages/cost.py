@@ -16,8 +16,10 @@ import torch
 from entmtp_calib import records
 from entmtp_calib.costs import LEVEL, STEP, Costs
 from entmtp_calib.decoding import Decoder, Decoding
-from entmtp_calib.policy import Static
+from entmtp_calib.policy import Ladder, Policy, Static
 from entmtp_calib.provenance import hardware, hardware_fingerprint
+from entmtp_calib.signals import SignalSpec
+from entmtp_calib.stages.grow import reference_trees
 from entmtp_calib.stages.rollout import TRACE, read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.timing import interleave, median
@@ -26,6 +28,7 @@ from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 STAGE, COSTS = "cost", "costs.parquet"
 ROUNDS_BEFORE_DROPPING = 3
 ROW_COUNTS = (*range(1, 14), 15, 16, 18, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)
+NEVER = 1e9  # accepted draft tokens that no average reaches
 PARENT_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -48,11 +51,12 @@ def measure_costs(run: Run) -> None:
     lengths = _lengths(run, decoder)
     known = set(parts.tables())
     rounds = config.step_repetitions + 1
-    run.progress.start("timing steps", len(lengths) * rounds * (len(trees) + 1))
+    run.progress.start("timing steps", len(lengths) * rounds * (len(trees) + 2))
     dropped: set[int] = set()
     for number, length in enumerate(lengths):
         if number not in known:
-            state = decoder.start(_context(run, length), Static(0), config.max_new_tokens)
+            largest = Static(len(trees) - 1)  # its heads follow the text, for all that drafts
+            state = decoder.start(_context(run, length), largest, config.max_new_tokens)
             rows = _time_steps(run, state, length, dropped)
             rows += _time_levels(run, state, length)
             parts.write_table(number, records.table(rows, records.TIMING_SCHEMA))
@@ -97,24 +101,24 @@ def hopeless(rows: Iterable[dict[str, Any]], depth: int) -> set[int]:
 
 def _time_steps(run: Run, state: Decoding, length: int, dropped: set[int]) -> list[dict[str, Any]]:
     """Timed steps of each number of rows; those found hopeless are not timed to the end."""
-    trees = state.decoder.trees
+    methods = _methods(state.decoder.trees)
     rounds = run.config.step_repetitions + 1
     rows: list[dict[str, Any]] = []
     dropped, is_settled = set(dropped), False
-    for number, index in interleave(range(len(trees)), rounds, run.config.seed + length):
+    for number, index in interleave(range(len(methods)), rounds, run.config.seed + length):
         run.progress.advance(1, f"{length} tokens of context")
         if number > ROUNDS_BEFORE_DROPPING and not is_settled:
             dropped |= hopeless(rows, run.heads.n_heads)
             is_settled = True
-        n_rows = trees[index].n_nodes + 1
+        name, policy, n_rows = methods[index]
         if n_rows in dropped:
             continue
-        step = state.probe(Static(index))
+        step = state.probe(policy)
         if number > 0:  # the first round warms up
             rows.append(
                 {
                     "kind": STEP,
-                    "tree": trees[index].id,
+                    "tree": name,
                     "context_length": length,
                     "rows": n_rows,
                     "round": number,
@@ -123,6 +127,19 @@ def _time_steps(run: Run, state: Decoding, length: int, dropped: set[int]) -> li
                 }
             )
     return rows
+
+
+def _methods(trees: Sequence[Tree]) -> list[tuple[str, Policy, int]]:
+    """Name, policy and rows of what is timed: every tree, and a drafting policy that drafts none.
+
+    Plain decoding does without heads; a policy that may draft pays for heads that follow the text
+    also where it chooses the empty tree.
+    """
+    never = Ladder(SignalSpec("acceptance_average"), (NEVER,), (0, 1))
+    return [
+        *((tree.id, Static(k), tree.n_nodes + 1) for k, tree in enumerate(trees)),
+        ("plain with heads", never, 1),
+    ]
 
 
 def _time_levels(run: Run, state: Decoding, length: int) -> list[dict[str, Any]]:
@@ -160,7 +177,7 @@ def _time_levels(run: Run, state: Decoding, length: int) -> list[dict[str, Any]]
 
 def _bushy(n_nodes: int, n_ranks: int, depth: int) -> Tree:
     """A tree of this size in as few levels as its width allows; the empty one for 0 nodes."""
-    if n_nodes == HYDRA_DEFAULT.n_nodes and HYDRA_DEFAULT.depth <= depth:
+    if n_nodes == HYDRA_DEFAULT.n_nodes and HYDRA_DEFAULT in reference_trees(depth, n_ranks):
         return HYDRA_DEFAULT
     tree = EMPTY
     for level in range(1, depth + 1):

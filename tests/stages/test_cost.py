@@ -76,6 +76,7 @@ def test_every_size_is_timed_at_every_context_and_the_first_round_is_left_out(
     trees = timed_trees(run)
     # A context of 500 does not fit into 128 positions.
     wanted = {(tree.id, tree.n_nodes + 1, n) for tree in trees for n in (8, 40)}
+    wanted |= {("plain with heads", 1, n) for n in (8, 40)}
     assert {(row["tree"], row["rows"], row["context_length"]) for row in steps} == wanted
     assert len(steps) == 3 * len(wanted)
     assert {row["round"] for row in rows} == {1, 2, 3}
@@ -94,14 +95,21 @@ def test_costs_hold_at_the_context_that_texts_have_on_average(run: Run) -> None:
     mean = float(read_trace(run, "search").context.mean())
     assert 8 < mean < 40
     at = {
-        n: np.median([r["step_ms"] - r["draft_ms"] for r in table(run) if is_plain(r, n)])
-        for n in (8, 40)
+        name: [
+            np.median(
+                [
+                    row["step_ms"] - row["draft_ms"]
+                    for row in table(run)
+                    if (row["tree"], row["context_length"]) == (name, length)
+                ]
+            )
+            for length in (8, 40)
+        ]
+        for name in ("plain", "plain with heads")
     }
-    assert run_costs(run).verify(1) == pytest.approx(np.interp(mean, (8, 40), (at[8], at[40])))
-
-
-def is_plain(row: dict[str, Any], context: int) -> bool:
-    return row["kind"] == "step" and row["rows"] == 1 and row["context_length"] == context
+    costs = run_costs(run)
+    assert costs.plain_ms == pytest.approx(np.interp(mean, (8, 40), at["plain"]))
+    assert costs.verify(1) == pytest.approx(np.interp(mean, (8, 40), at["plain with heads"]))
 
 
 @pytest.mark.usefixtures("few")
