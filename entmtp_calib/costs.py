@@ -59,7 +59,9 @@ class Costs:
         levels: dict[int, dict[int, list[float]]] = {}
         for row in timing:
             if row["kind"] == STEP:
-                by_length = plain if row.get("tree") == EMPTY.id else verify.setdefault(row["rows"], {})
+                by_length = (
+                    plain if row.get("tree") == EMPTY.id else verify.setdefault(row["rows"], {})
+                )
                 at = by_length.setdefault(row["context_length"], [])
                 at.append(row["step_ms"] - row["draft_ms"])
             elif row["kind"] == LEVEL:
