@@ -5,20 +5,24 @@ from __future__ import annotations
 import importlib.metadata
 import random
 
+import numpy as np
 import pytest
 import torch
 from test_lossless import random_tree
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.decoding import Decoder
+from entmtp_calib.dynamic import Dynamic
 from entmtp_calib.heads.model import Heads
-from entmtp_calib.policy import Hysteresis, Ladder, Static
+from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.prompts import encode
+from entmtp_calib.replay import accepted, walk_policy
 from entmtp_calib.signals import SignalSpec
+from entmtp_calib.stages.rollout import trace_prompt
 from entmtp_calib.stages.setup import DEFAULT_HEADS, open_heads
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, chain
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
 
 
 def has_default_model() -> bool:
@@ -58,11 +62,39 @@ def test_trees_and_policies_change_nothing(
     decoder = Decoder(target, heads, trees, sampling)
     prompt = encode(target.tokenizer, QUESTION)
     plain = decoder.generate(prompt, Static(0), TOKENS).tokens
-    signal = SignalSpec("path_value", 1)
-    policies = [Static(i) for i in range(1, len(trees))]
-    policies += [Ladder(signal, (0.3, 0.6), (0, 1, 4)), Hysteresis(signal, 1, 5, 0.6, 0.4)]
+    for chooser in [*(Static(i) for i in range(1, len(trees))), Dynamic(5, 8, 4)]:
+        assert decoder.generate(prompt, chooser, TOKENS).tokens == plain, chooser
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, top_p=0.95, seed=3)])
+def test_replay_is_what_policies_do_step_by_step(
+    sampling: SamplingConfig, target: Target, heads: Heads
+) -> None:
+    trees = [EMPTY, chain(1), Tree.of([(0,), (1,), (0, 0)]), chain(4)]
+    prompt = encode(target.tokenizer, QUESTION)
+    recorder = Decoder(target, heads, [chain(2)], sampling)
+    trace = trace_prompt(recorder, tuple(prompt), TOKENS, 0)
+    lengths = np.stack([accepted(tree, trace.ranks) for tree in trees])
+    decoder = Decoder(target, heads, trees, sampling)
+    middle = float(np.median(trace.chain_probs[:, 0]))
+    policies = [
+        Static(2),
+        Ladder(SignalSpec("chain_value", 1), (middle,), (1, 3)),
+        Hysteresis(SignalSpec("acceptance_average"), 0, 3, 0.9, 0.6),
+        Staged(((), (middle / 2, middle), (0.2,)), ((DRAFT_ON,), (0, 2, DRAFT_ON), (1, 3))),
+    ]
     for policy in policies:
-        assert decoder.generate(prompt, policy, TOKENS).tokens == plain, policy
+        live = decoder.generate(prompt, policy, TOKENS)
+        assert live.tokens == trace.token.tolist(), policy
+        replayed = walk_policy(
+            trace, lengths, policy, np.array([tree.n_nodes > 0 for tree in trees])
+        )
+        at = np.flatnonzero(replayed.visited)
+        assert [step.position - len(prompt) for step in live.steps] == at.tolist(), policy
+        assert [step.tree for step in live.steps] == replayed.chosen[at].tolist(), policy
+        assert [step.levels for step in live.steps] == replayed.levels[at].tolist(), policy
+        taken = [step.accepted_draft_tokens for step in live.steps]
+        assert taken == replayed.accepted[at].tolist(), policy
 
 
 def test_a_row_has_the_same_logits_alone_and_in_a_tree(target: Target, heads: Heads) -> None:
