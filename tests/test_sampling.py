@@ -8,7 +8,14 @@ import torch
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.errors import ModelError, UsageError
-from entmtp_calib.sampling import choose, entropy, gumbel, log_probabilities, typicality
+from entmtp_calib.sampling import (
+    choose,
+    entropy,
+    gumbel,
+    log_probabilities,
+    top1_probability,
+    typicality,
+)
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 1.9, 0.0]])
 
@@ -124,3 +131,24 @@ def test_typicality_is_of_the_distribution_that_draws() -> None:
     assert probs[1] == pytest.approx(0.09 / 0.46)
     assert nats[1] == pytest.approx(entropy(logits[0] * 2), abs=1e-6)
     assert typicality(logits, [-1, 0], [0, 1], SamplingConfig(1.0, top_k=1)) == ([1.0, 0.0], [0, 0])
+
+
+def test_top_1_probability_and_entropy_of_known_distributions() -> None:
+    logits = torch.log(torch.tensor([0.5, 0.25, 0.25])) + 7.0
+    assert top1_probability(logits) == pytest.approx(0.5)
+    assert entropy(logits) == pytest.approx(1.5 * np.log(2))
+    assert entropy(torch.zeros(50)) == pytest.approx(np.log(50))
+
+
+def test_impossible_tokens_and_large_logits_do_no_harm_to_a_signal() -> None:
+    assert entropy(torch.tensor([3.0, -torch.inf, 3.0])) == pytest.approx(np.log(2))
+    assert top1_probability(torch.tensor([1e4, 0.0, -torch.inf])) == 1.0
+    assert entropy(torch.tensor([1e4, 0.0])) == pytest.approx(0.0)
+
+
+def test_a_rows_signals_are_bit_for_bit_the_same_wherever_the_row_stands() -> None:
+    """A trace holds them from rows of a batch, decoding computes them of one row."""
+    rows = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0)) * 3
+    for row in rows:
+        assert top1_probability(row) == top1_probability(row.clone())
+        assert entropy(row) == entropy(row.clone())
