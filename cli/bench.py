@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import console, options
-from cli.figures import UNDEFINED, bounds, number
+from cli.figures import UNDEFINED, number, row_bounds
 from entmtp_calib.config import AcceptanceConfig, BenchConfig
 
 if TYPE_CHECKING:
@@ -174,6 +174,4 @@ def _signed(value: float | None) -> str:
 
 
 def _bounded(row: Mapping[str, Any], column: str, digits: int) -> str:
-    high = row[f"{column}_high"]
-    high = float("inf") if high is None else high  # tables hold no infinity
-    return bounds(row[column], row[f"{column}_low"], high, digits)
+    return row_bounds(row, column, f"{column}_low", f"{column}_high", digits)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entmtp_calib.timing import Interval
@@ -34,6 +35,12 @@ def bounds(value: float | None, low: float | None, high: float | None, digits: i
     if value is None or math.isnan(value):
         return UNDEFINED
     return f"{number(value, digits)} [{number(low, digits)}, {number(high, digits)}]"
+
+
+def row_bounds(row: Mapping[str, Any], value: str, low: str, high: str, digits: int) -> str:
+    """The same from a table's row, by the names of its columns; a table holds no infinity."""
+    unbounded = math.inf if row[high] is None else row[high]
+    return bounds(row[value], row[low], unbounded, digits)
 
 
 def interval(figure: Interval, digits: int) -> str:

@@ -68,7 +68,8 @@ def _grow(run: Path, json: Path | None) -> None:
     from entmtp_calib.artifacts import RunFolder
     from entmtp_calib.records import CANDIDATES_SCHEMA
     from entmtp_calib.stages.build_bank import resume
-    from entmtp_calib.stages.grow import GROWN, STAGE
+    from entmtp_calib.stages.grow import STAGE
+    from entmtp_calib.stages.recorded import GROWN
 
     with console.Reporter() as progress:
         done = resume(run, "grow", options.command_line(), progress)

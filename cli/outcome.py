@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli import console
-from cli.figures import TREE_COLUMNS, bounds, number, tree_cells
+from cli.figures import TREE_COLUMNS, number, row_bounds, tree_cells
 from cli.show import bank_document
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _policy_cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["policy"],
         number(row["tokens_per_second_measured"], 2),
-        _ratio(row, "ratio_to_plain", "low", "high"),
-        _ratio(row, "ratio_to_static", "static_low", "static_high"),
+        row_bounds(row, "ratio_to_plain", "low", "high", 3),
+        row_bounds(row, "ratio_to_static", "static_low", "static_high", 3),
         number(row["mean_emitted_tokens"], 3),
         str(row["switches"]),
         number(row["decode_tokens_per_second"], 2),
@@ -125,8 +125,3 @@ def _policy_cells(row: Mapping[str, Any]) -> list[str]:
         number(row["oracle_tokens_per_second"], 2),
         number(row["capture"], 3),
     ]
-
-
-def _ratio(row: Mapping[str, Any], value: str, low: str, high: str) -> str:
-    unbounded = float("inf") if row[high] is None else row[high]  # tables hold no infinity
-    return bounds(row[value], row[low], unbounded, 3)

@@ -30,7 +30,7 @@ def rollout(
     config = build_config(preset, task=task, **settings)
     from entmtp_calib.records import TRACE_SCHEMA
     from entmtp_calib.stages.build_bank import build_bank
-    from entmtp_calib.stages.rollout import TRACE
+    from entmtp_calib.stages.recorded import TRACE
     from entmtp_calib.stages.setup import Inputs
 
     inputs = Inputs(model, heads, data, device, dtype, engine)

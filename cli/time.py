@@ -11,7 +11,7 @@ def time(
 ) -> None:
     """Go on with a run: time its trees."""
     from entmtp_calib.stages.build_bank import resume
-    from entmtp_calib.stages.time import TIMING
+    from entmtp_calib.stages.recorded import TIMING
 
     with console.Reporter() as progress:
         done = resume(run, "time", options.command_line(), progress)

@@ -242,7 +242,7 @@ class Bank:
         Raises:
             ArtifactError: naming the file and what is wrong with it.
         """
-        path = path / FILE_NAME if path.is_dir() else path
+        path = file_of(path)
         arrays, metadata = files.read_safetensors(path)
         try:
             document = json.loads(metadata[METADATA_KEY])
@@ -251,6 +251,11 @@ class Bank:
                 f"{path} is not a bank", "a file written by entmtp build-bank", "name another file"
             ) from None
         return _bank_from_document(path, document, arrays)
+
+
+def file_of(path: Path) -> Path:
+    """The bank's file, where either it or its run folder is named."""
+    return path / FILE_NAME if path.is_dir() else path
 
 
 def _bank_from_document(path: Path, document: Any, arrays: Arrays) -> Bank:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from entmtp_calib.errors import DataError
-from entmtp_calib.policy import Policy
+from entmtp_calib.policy import Policy, chain_depth
 from entmtp_calib.topology import compile_tree
 from entmtp_calib.trace import Floats
 from entmtp_calib.tree import EMPTY, Tree, chain, union
@@ -105,9 +105,9 @@ class Costs:
         Infinite for trees that the policy does not choose.
         """
         chosen = [trees[index] for index in policy.indices]
-        seen = max((spec.depth for spec in policy.signals), default=0)
+        seen = chain_depth(policy)
         ms = np.full((seen + 1, len(trees)), np.inf)
-        is_plain = not union([*chosen, chain(seen)]).n_nodes
+        is_plain = seen == 0 and all(tree == EMPTY for tree in chosen)
         at = list(policy.indices)
         ms[:, at] = self._alone(EMPTY) if is_plain else self.ahead_ms(chosen, seen)
         return ms

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.plan import LevelPlan, Plan, Rows, check_tree
-from entmtp_calib.policy import Policy
+from entmtp_calib.policy import Policy, chain_depth
 from entmtp_calib.sampling import entropy, top1_probability
 from entmtp_calib.signals import Memory, SignalSpec, signal_value
 from entmtp_calib.topology import compile_tree
@@ -89,9 +89,8 @@ class Scheme:
     def __init__(self, policy: Policy, plans: Sequence[Plan], heads: Heads | None) -> None:
         self.policy, self.plans, self.heads = policy, plans, heads
         device = plans[0].depths.device
-        seen = max((spec.depth for spec in policy.signals), default=0)
         trees = [plans[index].tree for index in policy.indices]
-        together = union([*trees, chain(seen)])
+        together = union([*trees, chain(chain_depth(policy))])
         check_tree(together, heads)
         self.together = Plan(compile_tree(together), device)
         self.plain = Plan(compile_tree(EMPTY), device)

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
-from entmtp_calib.costs import Costs
-from entmtp_calib.errors import DataError
 from entmtp_calib.policy import Hysteresis, Ladder, Policy, Staged, Static
-from entmtp_calib.replay import NOT_CHOSEN, PolicyWalk, accepted, prompt_ms, walk_policy
+from entmtp_calib.replay import NOT_CHOSEN, PolicyWalk, prompt_ms
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.staging import cuts, induced, useful
-from entmtp_calib.trace import Floats, Ints, Trace
-from entmtp_calib.tree import Tree
+from entmtp_calib.task import Task
+from entmtp_calib.trace import Floats, Ints
 
 LADDER_BINS = 16  # signal quantiles that a ladder may put thresholds between
 ROUNDS = 8  # iterations of the rate that tree costs are weighed by
@@ -55,64 +53,6 @@ class Fit:
     def is_static(self) -> bool:
         """Whether it is a fixed tree, under whatever name."""
         return len(self.policy.indices) == 1
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Texts, trees and prices: what a policy is fitted to or scored on.
-
-    Attributes:
-        trace: of the texts.
-        trees: what a policy's indices count, smallest first.
-        costs: of the machine.
-        accepted: int64 [K, N], accepted draft tokens of each tree at each row.
-    """
-
-    trace: Trace
-    trees: tuple[Tree, ...]
-    costs: Costs
-    accepted: Ints
-
-    @classmethod
-    def of(cls, trace: Trace, trees: Sequence[Tree], costs: Costs) -> Task:
-        """The task of these trees; raises `DataError` where no text has a step."""
-        if trace.terminal.all():
-            raise DataError("no text of two or more tokens", action="generate longer texts")
-        table = np.stack([accepted(tree, trace.ranks) for tree in trees])
-        return cls(trace, tuple(trees), costs, table)
-
-    @cached_property
-    def step_ms(self) -> Floats:
-        """[K], ms of a step with each tree and no signal."""
-        return self.costs.step_ms(self.trees)
-
-    @cached_property
-    def best_static(self) -> int:
-        """The fixed tree with the least replayed time; the first one on a tie."""
-        return int(np.argmin([self.ms(Static(k)).sum() for k in range(len(self.trees))]))
-
-    def walk(self, policy: Policy) -> PolicyWalk:
-        """The policy's steps."""
-        speculates = np.array([tree.n_nodes > 0 for tree in self.trees])
-        return walk_policy(self.trace, self.accepted, policy, speculates)
-
-    def ms(self, policy: Policy) -> Floats:
-        """[P], replayed time of each text."""
-        return prompt_ms(self.trace, self.walk(policy), self.costs.policy_ms(policy, self.trees))
-
-    def tokens_per_second(self, policy: Policy) -> float:
-        """Replayed rate; of the steps alone, since a prompt's own pass is in no trace."""
-        return 1000.0 * len(self.trace) / float(self.ms(policy).sum())
-
-    def part(self, prompts: Sequence[int]) -> Task:
-        """The same task on some of the texts."""
-        rows = self.trace.rows_of(prompts)
-        return replace(self, trace=self.trace.select(prompts), accepted=self.accepted[:, rows])
-
-    def among(self, indices: Sequence[int]) -> Task:
-        """The same task with some of the trees, which are counted anew."""
-        trees = tuple(self.trees[index] for index in indices)
-        return replace(self, trees=trees, accepted=self.accepted[list(indices)])
 
 
 Search = Callable[[Task], Policy]
@@ -147,7 +87,7 @@ def shortlist(task: Task) -> list[int]:
     """
     static = task.best_static
     rate = len(task.trace) / task.ms(Static(static)).sum()
-    found = useful(task.trace, task.trees, task.costs, task.accepted, _rows(task, static), rate)
+    found = useful(task, _rows(task, static), rate)
     empty = [k for k, tree in enumerate(task.trees) if not tree.n_nodes]
     return sorted({static, *empty, *found})
 
@@ -301,16 +241,7 @@ def _settled(task: Task, among: Sequence[int], seen: int) -> tuple[float, Staged
         ms = prompt_ms(task.trace, steps, task.costs.policy_ms(policy, task.trees)).sum()
         best = min(best, (float(ms), policy), key=lambda entry: entry[0])
         rows = np.flatnonzero(steps.chosen != NOT_CHOSEN)
-        improved = induced(
-            task.trace,
-            task.trees,
-            task.costs,
-            task.accepted,
-            rows,
-            len(task.trace) / ms,
-            among,
-            seen,
-        )
+        improved = induced(task, rows, len(task.trace) / ms, among, seen)
         if improved == policy:
             break
         policy, among = improved, improved.indices

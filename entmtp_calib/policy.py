@@ -239,6 +239,12 @@ def level_signal(depth: int) -> SignalSpec:
 
 _LEVELS = tuple(SignalSpec("chain_value", depth) for depth in range(1, 9))
 
+
+def chain_depth(policy: Policy) -> int:
+    """The most levels of the greedy chain that a policy may draft before it chooses."""
+    return max((spec.depth for spec in policy.signals), default=0)
+
+
 Policy = Static | Ladder | Hysteresis | Staged
 _POLICIES: dict[str, type[Policy]] = {
     kind.name: kind for kind in (Static, Ladder, Hysteresis, Staged)

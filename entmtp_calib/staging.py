@@ -5,7 +5,7 @@ emitted tokens less lambda times its cost. Rows are put into ranges of their cha
 level; from the deepest level up, a range takes the best tree or, where that is worth more, what
 drafting on is worth on average. Lambda is the caller's, who iterates it to its fixed point
 (Dinkelbach 1967). Values near each other are treated alike, so the result is a policy of few
-numbers. This module knows no policies' replay and no held-out texts: `fitting` does.
+numbers. This module replays nothing and knows no held-out texts: `fitting` does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from entmtp_calib.costs import Costs
 from entmtp_calib.policy import DRAFT_ON, Staged, level_signal
 from entmtp_calib.replay import signal_values
+from entmtp_calib.task import Task
 from entmtp_calib.trace import Floats, Ints, Trace
-from entmtp_calib.tree import Tree
 
 BINS = 8  # ranges of the chain value per level
 
 
 def induced(
-    trace: Trace,
-    trees: Sequence[Tree],
-    costs: Costs,
-    accepted: Ints,
+    task: Task,
     rows: Ints,
     rate: float,
     among: Sequence[int],
@@ -36,20 +32,19 @@ def induced(
     """The policy that is worth the most on some rows.
 
     Args:
-        trace, trees, costs: as in `fitting.Task`.
-        accepted: int64 [K, N], accepted draft tokens of each tree at each row.
+        task: texts, trees and costs.
         rows: [M], where steps start; the last row of a text is none.
         rate: lambda, tokens per ms.
         among: indices of the trees that it may choose; levels are drafted for all of them.
         seen: the most levels that may be drafted to decide.
     """
-    chosen = [trees[index] for index in among]
-    ms = costs.ahead_ms(chosen, seen)
-    emitted = accepted[list(among)][:, rows] + 1
+    few = task.among(among)
+    ms = few.costs.ahead_ms(few.trees, seen)
+    emitted = few.accepted[:, rows] + 1
     levels = []
     drafting_on: Floats | None = None
     for level in range(seen, -1, -1):
-        values = _values(trace, rows, level)
+        values = _values(task.trace, rows, level)
         edges = cuts(values, BINS - 1)
         bins = np.searchsorted(edges, values, side="left")  # as `Staged.choose` does
         worth = _means(bins, len(edges) + 1, emitted) - rate * ms[level][:, None]
@@ -67,19 +62,17 @@ def induced(
     return Staged(thresholds, kept)
 
 
-def useful(
-    trace: Trace, trees: Sequence[Tree], costs: Costs, accepted: Ints, rows: Ints, rate: float
-) -> set[int]:
+def useful(task: Task, rows: Ints, rate: float) -> set[int]:
     """The trees that are the best of all in some range of some level; arguments as above.
 
     Each is priced as if it were the only one that levels are drafted for.
     """
-    depth = max(tree.depth for tree in trees)
-    ms = np.stack([costs.ahead_ms([tree], depth)[:, 0] for tree in trees], axis=1)
-    emitted = accepted[:, rows] + 1
+    depth = max(tree.depth for tree in task.trees)
+    ms = np.stack([task.costs.ahead_ms([tree], depth)[:, 0] for tree in task.trees], axis=1)
+    emitted = task.accepted[:, rows] + 1
     found: set[int] = set()
     for level in range(depth + 1):
-        values = _values(trace, rows, level)
+        values = _values(task.trace, rows, level)
         edges = cuts(values, BINS - 1)
         bins = np.searchsorted(edges, values, side="left")
         worth = _means(bins, len(edges) + 1, emitted) - rate * ms[level][:, None]

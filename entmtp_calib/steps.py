@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,13 @@ class Generation:
     def mean_emitted_tokens(self) -> float:
         """Emitted tokens per step; plain decoding has 1.00."""
         return len(self.tokens) / len(self.steps)
+
+    @property
+    def chosen(self) -> list[int]:
+        """The tree of each step that had a pass, as in `Step.tree`."""
+        return [step.tree for step in self.steps if step.rows]
+
+    @property
+    def switches(self) -> int:
+        """Passes with another tree than the pass before them."""
+        return sum(before != after for before, after in pairwise(self.chosen))

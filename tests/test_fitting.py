@@ -17,7 +17,6 @@ from entmtp_calib.errors import DataError
 from entmtp_calib.fitting import (
     WORTHWHILE,
     Fit,
-    Task,
     fit_hysteresis,
     fit_ladder,
     fit_staged,
@@ -30,6 +29,7 @@ from entmtp_calib.fitting import (
 from entmtp_calib.policy import Ladder, Policy, Staged, Static
 from entmtp_calib.replay import oracle_ms
 from entmtp_calib.signals import SignalSpec
+from entmtp_calib.task import Task
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, Tree, chain
 

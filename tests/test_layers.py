@@ -15,7 +15,7 @@ LIBRARY = ROOT / "entmtp_calib"
 # A module imports only from what stands above it; a package counts as one layer.
 LAYERS = """
     errors progress config tree records
-    topology acceptance sampling signals policy trace replay costs staging fitting
+    topology acceptance sampling signals policy trace replay costs task staging fitting
     prediction frontier growth
     timing provenance files artifacts prompts targets heads bank
     plan drafting dynamic steps decoding
@@ -25,7 +25,7 @@ LAYERS = """
 NO_TORCH = set(
     """
     errors progress config tree records topology acceptance signals policy trace replay costs
-    staging fitting prediction frontier growth provenance files artifacts bank steps
+    task staging fitting prediction frontier growth provenance files artifacts bank steps
     """.split()
 )
 HEAVY = {"torch", "transformers", "datasets", "pandas"}

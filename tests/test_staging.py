@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from traces import linear_costs, random_trace, telling_trace, trace_of
 
 from entmtp_calib.costs import Costs
-from entmtp_calib.fitting import Task
 from entmtp_calib.policy import DRAFT_ON, Staged, Static
 from entmtp_calib.replay import NOT_CHOSEN, accepted, prompt_ms, walk_policy
 from entmtp_calib.staging import BINS, induced, useful
+from entmtp_calib.task import Task
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, Tree, chain
 
@@ -37,7 +37,7 @@ def policy_of(
     trace: Trace, price: Costs, among: list[int], seen: int, trees: list[Tree] = CHAINS
 ) -> Staged:
     table = np.stack([accepted(tree, trace.ranks) for tree in trees])
-    return induced(trace, trees, price, table, everywhere(trace), RATE, among, seen)
+    return induced(Task(trace, tuple(trees), price, table), everywhere(trace), RATE, among, seen)
 
 
 @pytest.mark.parametrize("deepest", [1, 2, 3])
@@ -160,7 +160,7 @@ def test_one_look_is_as_good_as_the_best_of_all_pairs_of_trees_per_range(seed: i
             total += table[index, row] + 1 - RATE * ms[level, index]
         return total
 
-    found = induced(trace, CHAINS, price, table, rows, RATE, range(4), 1)
+    found = induced(Task(trace, tuple(CHAINS), price, table), rows, RATE, range(4), 1)
     stop = [Staged(((),), ((k,),)) for k in range(4)]
     look = [
         Staged(((), (0.5,)), ((DRAFT_ON,), (low, high)))
@@ -183,7 +183,7 @@ def test_the_best_fixed_tree_is_useful_and_a_tree_that_costs_more_for_less_is_no
     siblings = Tree.of([(5,), (6,)])  # ranks that no text has
     trees = [*CHAINS, siblings]
     table = np.stack([accepted(tree, trace.ranks) for tree in trees])
-    found = useful(trace, trees, price, table, rows, RATE)
+    found = useful(Task(trace, tuple(trees), price, table), rows, RATE)
     worth = (table[:, rows] + 1).mean(1) - RATE * price.step_ms(trees)
     assert int(worth.argmax()) in found
     assert 4 not in found
@@ -191,24 +191,21 @@ def test_the_best_fixed_tree_is_useful_and_a_tree_that_costs_more_for_less_is_no
 
 def test_a_tree_is_useful_if_it_is_the_best_in_one_range_of_one_level() -> None:
     trace = telling_trace(3, n_texts=8, exactly=True)
-    table = np.stack([accepted(tree, trace.ranks) for tree in CHAINS])
-    found = useful(trace, CHAINS, costs(0.5, 0.5, 0.5), table, everywhere(trace), RATE)
+    found = useful(Task.of(trace, CHAINS, costs(0.5, 0.5, 0.5)), everywhere(trace), RATE)
     assert found == {0, 1, 2, 3}
     steep = Costs(((1, 10.0), (4, 910.0)), costs(0.5, 0.5, 0.5).level_ms)
-    assert useful(trace, CHAINS, steep, table, everywhere(trace), RATE) == {0}
+    assert useful(Task.of(trace, CHAINS, steep), everywhere(trace), RATE) == {0}
 
 
 def test_the_rate_decides_how_much_a_token_is_worth() -> None:
     """Where time is worth all nothing is drafted; where it is worth nothing, no token is missed."""
     trace = telling_trace(4, n_texts=8)
-    table = np.stack([accepted(tree, trace.ranks) for tree in CHAINS])
-    rows, price = everywhere(trace), costs(0.5, 0.5, 0.5)
-    thrifty, lavish = (
-        induced(trace, CHAINS, price, table, rows, rate, range(4), 2) for rate in (100.0, 0.0)
-    )
+    rows = everywhere(trace)
+    task = Task.of(trace, CHAINS, costs(0.5, 0.5, 0.5))
+    thrifty, lavish = (induced(task, rows, rate, range(4), 2) for rate in (100.0, 0.0))
     assert thrifty == Staged(((),), ((0,),))
-    steps = walk_policy(trace, table, lavish)
-    assert (steps.accepted == np.where(steps.visited, table[3], 0)).all()
+    steps = walk_policy(trace, task.accepted, lavish)
+    assert (steps.accepted == np.where(steps.visited, task.accepted[3], 0)).all()
 
 
 def test_the_induced_policy_replays_faster_than_every_fixed_tree_where_the_chain_tells() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from entmtp_calib import files, records
 from entmtp_calib.artifacts import RUN, RunFolder
-from entmtp_calib.bank import FILE_NAME, Bank
+from entmtp_calib.bank import Bank, file_of
 from entmtp_calib.config import BenchConfig
 from entmtp_calib.errors import UsageError
 from entmtp_calib.progress import Progress, Silent
@@ -35,10 +35,10 @@ from entmtp_calib.stages.bench_methods import (
     build,
     method_names,
 )
-from entmtp_calib.stages.bench_prompts import Taken, Unused, run_folder_of, take, unused_prompts
+from entmtp_calib.stages.bench_prompts import Taken, Unused, take, unused_prompts
 from entmtp_calib.stages.bench_run import STAGE, Runner
-from entmtp_calib.stages.decode import Session, open_session
-from entmtp_calib.stages.setup import Encoded, Inputs, model_facts, read_settings
+from entmtp_calib.stages.decode import Session, open_session, session_inputs
+from entmtp_calib.stages.setup import Encoded, Inputs, model_facts
 from entmtp_calib.targets.likelihood import mean_nll
 from entmtp_calib.timing import Clock
 
@@ -101,7 +101,7 @@ def bench(
     unused = unused_prompts(bank_path, bank, config.task, config.data)
     session = open_session(bank_path, changes)
     taken = take(unused, session, config.prompts, config.max_new_tokens)
-    workbench = Workbench(session, _inputs(bank_path, changes), config)
+    workbench = Workbench(session, session_inputs(bank_path, bank, changes), config)
     methods, absent = build(names, workbench)
     inputs = _described(bank_path, config, workbench, methods, taken.prompts)
     place = out or _default_folder(session, unused.task, inputs)
@@ -123,14 +123,6 @@ def bench(
         return _read(folder, is_earlier=False)
 
 
-def _inputs(bank_path: Path, changes: Inputs) -> Inputs:
-    """What target and heads were loaded from: the run's inputs with the changes."""
-    folder, usual = run_folder_of(bank_path), Inputs()
-    recorded = read_settings(folder)[1] if folder else usual
-    changed = {n: v for n, v in vars(changes).items() if v != getattr(usual, n)}
-    return replace(recorded, **changed)
-
-
 def _described(
     bank_path: Path,
     config: BenchConfig,
@@ -142,7 +134,7 @@ def _described(
     target = workbench.session.target
     medusa = workbench.medusa[1]["fingerprint"] if MEDUSA_DEFAULT in methods else None
     return {
-        "bank": files.hash_file(_bank_file(bank_path)),
+        "bank": files.hash_file(file_of(bank_path)),
         "model": model_facts(target),
         "heads": workbench.heads_facts["fingerprint"],
         "medusa_heads": medusa,
@@ -196,10 +188,6 @@ def _conditions(
         "hardware": machine,
         "notes": notes,
     }
-
-
-def _bank_file(bank_path: Path) -> Path:
-    return bank_path / FILE_NAME if bank_path.is_dir() else bank_path
 
 
 def _default_folder(session: Session, task: str, inputs: Mapping[str, Any]) -> Path:

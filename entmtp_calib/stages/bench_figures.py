@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from entmtp_calib.decoding import Generation
@@ -49,12 +48,11 @@ class Written:
     @classmethod
     def of(cls, generation: Generation) -> Written:
         """Of a generation of our own loop."""
-        chosen = [step.tree for step in generation.steps if step.rows]
         return cls(
             tokens=generation.tokens,
             steps=len(generation.steps),
-            passes=len(chosen),
-            switches=sum(a != b for a, b in pairwise(chosen)),
+            passes=len(generation.chosen),
+            switches=generation.switches,
             prefill_seconds=generation.prefill_seconds,
             decode_seconds=generation.decode_seconds,
         )

@@ -18,7 +18,7 @@ from entmtp_calib.errors import DataError, EntmtpError, UsageError
 from entmtp_calib.prompts import Prompt, load_prompts, split
 from entmtp_calib.stages.decode import Session
 from entmtp_calib.stages.recorded import SPLITS
-from entmtp_calib.stages.setup import Encoded, read_settings
+from entmtp_calib.stages.setup import Encoded, read_settings, run_folder_of
 from entmtp_calib.tree import HYDRA_DEFAULT
 
 
@@ -139,12 +139,6 @@ def _origin(taken: Sequence[Encoded], report: frozenset[str]) -> str:
         return "in seeded order"
     only = all(prompt.id in report for prompt in taken)
     return "of the bank's report split" + ("" if only else " and behind it")
-
-
-def run_folder_of(bank_path: Path) -> Path | None:
-    """The run folder that a bank lies in; None for a bank file that stands alone."""
-    folder = bank_path if bank_path.is_dir() else bank_path.parent
-    return folder if (folder / "run.json").is_file() else None
 
 
 def _own_data(bank_path: Path) -> str | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from entmtp_calib import records
 from entmtp_calib.bank import FILE_NAME, Bank, BankEntry
 from entmtp_calib.config import BuildConfig
+from entmtp_calib.costs import Costs
 from entmtp_calib.errors import UsageError
 from entmtp_calib.frontier import strict_pareto
 from entmtp_calib.progress import Progress
@@ -22,11 +23,11 @@ from entmtp_calib.stages.cost import measure_costs, run_costs
 from entmtp_calib.stages.grow import grow
 from entmtp_calib.stages.policies import report
 from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees, recalibrate
-from entmtp_calib.stages.recorded import candidate_trees
+from entmtp_calib.stages.recorded import TIMING, candidate_trees
 from entmtp_calib.stages.rollout import read_trace, rollout
 from entmtp_calib.stages.schedule import fit_schedule, signals_to_try
 from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
-from entmtp_calib.stages.time import TIMING, time_trees
+from entmtp_calib.stages.time import time_trees
 from entmtp_calib.timing import Interval, mean_interval, paired_bootstrap
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
@@ -191,8 +192,10 @@ def select(run: Run, timed: Sequence[dict[str, Any]]) -> tuple[Bank, list[Tree]]
     )
     entries = [_entry(own[index]) for index in kept]
     candidates = candidate_trees(run.folder)
-    fitted_on = Trace.joined([read_trace(run, name) for name in ("search", "select")])
-    schedule = fit_schedule(fitted_on, candidates, run_costs(run), run.config.signal, run.progress)
+    search, chosen_on = read_trace(run, "search"), read_trace(run, "select")
+    fitted_on = Trace.joined([search, chosen_on])
+    costs = run_costs(run)
+    schedule = fit_schedule(fitted_on, candidates, costs, run.config.signal, run.progress)
     trees = [entry.tree for entry in entries]
     used = sorted({k for fit in schedule.fits.values() for k in fit.policy.indices})
     extras = [tree for k in used if (tree := schedule.trees[k]) not in trees]
@@ -204,7 +207,7 @@ def select(run: Run, timed: Sequence[dict[str, Any]]) -> tuple[Bank, list[Tree]]
         model=run.model_facts,
         heads=run.heads_facts,
         entries=tuple(entries),
-        extras=tuple(_extra_entry(run, tree, timed) for tree in extras),
+        extras=tuple(_extra_entry(tree, timed, chosen_on, costs) for tree in extras),
         policies=policies,
         best=policies["static"].indices[0],
         auto=schedule.auto,
@@ -230,17 +233,18 @@ def _entry(record: dict[str, Any]) -> BankEntry:
     )
 
 
-def _extra_entry(run: Run, tree: Tree, timed: Sequence[dict[str, Any]]) -> BankEntry:
+def _extra_entry(
+    tree: Tree, timed: Sequence[dict[str, Any]], trace: Trace, costs: Costs
+) -> BankEntry:
     """A tree off the frontier: as it was timed, or its replayed acceptance and no speed."""
     for record in timed:
         if record["tree"] == tree:
             return _entry(record)
-    trace = read_trace(run, "select")
     lengths = accepted(tree, trace.ranks)
     counts = counts_by_prompt(trace, lengths, walk(trace, lengths))
     emitted = mean_interval([c.emitted_tokens for c in counts], [c.steps for c in counts])
     unknown = Interval(math.nan, math.nan, math.nan)
-    return BankEntry(tree, emitted, float(run_costs(run).step_ms([tree])[0]), unknown, unknown)
+    return BankEntry(tree, emitted, float(costs.step_ms([tree])[0]), unknown, unknown)
 
 
 def _totals(timing: pa.Table) -> dict[str, tuple[list[float], list[float]]]:

@@ -20,7 +20,8 @@ from entmtp_calib.policy import Ladder, Policy, Static
 from entmtp_calib.provenance import hardware, hardware_fingerprint
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.stages.grow import reference_trees
-from entmtp_calib.stages.rollout import TRACE, read_trace
+from entmtp_calib.stages.recorded import TRACE
+from entmtp_calib.stages.rollout import read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.timing import interleave, median
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.prompts import Prompt, encode
 from entmtp_calib.stages.grow import reference_trees
-from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings
+from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings, run_folder_of
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import EMPTY, Tree
@@ -78,13 +77,7 @@ def open_session(bank_path: Path, changes: Inputs | None = None) -> Session:
         HeadsError: the heads cannot draft the bank's trees, or are not the target's.
     """
     bank = Bank.load(bank_path)
-    recorded = _recorded_inputs(bank_path, bank, changes)
-    inputs = Inputs(
-        **{
-            name: getattr(changes, name) if changes and _is_set(changes, name) else value
-            for name, value in vars(recorded).items()
-        }
-    )
+    inputs = session_inputs(bank_path, bank, changes or Inputs())
     target = load_target(
         inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
     )
@@ -97,16 +90,17 @@ def open_session(bank_path: Path, changes: Inputs | None = None) -> Session:
     return Session(bank, target, heads, tuple(trees), mode, tuple(differences))
 
 
-def _is_set(changes: Inputs, name: str) -> bool:
-    return getattr(changes, name) != getattr(Inputs(), name)
+def session_inputs(bank_path: Path, bank: Bank, changes: Inputs) -> Inputs:
+    """What target and heads are loaded from: the inputs of the bank's run, with the changes.
 
-
-def _recorded_inputs(bank_path: Path, bank: Bank, changes: Inputs | None) -> Inputs:
-    """The inputs of the run that made the bank; a lone bank file needs a model to be named."""
-    folder = bank_path if bank_path.is_dir() else bank_path.parent
-    if (folder / "run.json").is_file():
-        return read_settings(folder)[1]
-    if changes and changes.model and changes.heads:
+    Raises:
+        ArtifactError: a lone bank file, and no model and heads are named.
+    """
+    if folder := run_folder_of(bank_path):
+        usual = Inputs()
+        changed = {n: v for n, v in vars(changes).items() if v != getattr(usual, n)}
+        return replace(read_settings(folder)[1], **changed)
+    if changes.model and changes.heads:
         return changes
     raise ArtifactError(
         f"{bank_path} stands alone, without the run.json of its run",
@@ -189,7 +183,7 @@ def summary(decoded: Sequence[Decoded], trees: Sequence[Tree]) -> dict[str, Any]
     tokens = sum(len(text.generation.tokens) for text in decoded)
     decode_seconds = sum(text.generation.decode_seconds for text in decoded)
     prefill_seconds = sum(text.generation.prefill_seconds for text in decoded)
-    with_pass = [step.tree for step in steps if step.rows]
+    with_pass = [tree for text in decoded for tree in text.generation.chosen]
     return {
         "prompts": len(decoded),
         "tokens": tokens,
@@ -200,10 +194,7 @@ def summary(decoded: Sequence[Decoded], trees: Sequence[Tree]) -> dict[str, Any]
         "tokens_per_second": tokens / (decode_seconds + prefill_seconds),
         "mean_emitted_tokens": tokens / len(steps),
         "mean_accepted_draft_tokens": tokens / len(steps) - 1,
-        "switches": sum(
-            sum(a.tree != b.tree for a, b in pairwise(passes))
-            for passes in ([s for s in d.generation.steps if s.rows] for d in decoded)
-        ),
+        "switches": sum(text.generation.switches for text in decoded),
         "share": {
             tree.id: with_pass.count(index) / len(with_pass)
             for index, tree in enumerate(trees)

@@ -10,13 +10,14 @@ from typing import Any
 from entmtp_calib import records
 from entmtp_calib.growth import Grown, acceptance_frontier, grow_all
 from entmtp_calib.replay import accepted, counts_by_prompt, reached, step_counts, walk
-from entmtp_calib.stages.rollout import TRACE, read_trace
+from entmtp_calib.stages.recorded import GROWN, TRACE
+from entmtp_calib.stages.rollout import read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.timing import mean_interval
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
-STAGE, GROWN = "grow", "grown.parquet"
+STAGE = "grow"
 
 
 def grow(run: Run) -> None:

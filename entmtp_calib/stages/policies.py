@@ -7,20 +7,20 @@ the two must agree, and the bounds say how much more there is to gain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from entmtp_calib import records
 from entmtp_calib.bank import Bank
 from entmtp_calib.decoding import Decoder
-from entmtp_calib.fitting import Task
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.stages.cost import COSTS, run_costs
 from entmtp_calib.stages.grow import reference_trees
-from entmtp_calib.stages.rollout import TRACE, read_trace
+from entmtp_calib.stages.recorded import TRACE
+from entmtp_calib.stages.rollout import read_trace
 from entmtp_calib.stages.schedule import predict, usable
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.steps import Generation
+from entmtp_calib.task import Task
 from entmtp_calib.timing import interleave, paired_bootstrap
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
@@ -91,15 +91,14 @@ def _run_live(
 
 
 def _record(generated: Generation) -> dict[str, Any]:
-    chosen = [step.tree for step in generated.steps if step.rows]
     return {
         "tokens": len(generated.tokens),
         "steps": len(generated.steps),
         "prefill_seconds": generated.prefill_seconds,
         "decode_seconds": generated.decode_seconds,
         "seconds": generated.prefill_seconds + generated.decode_seconds,
-        "chosen": chosen,
-        "switches": sum(a != b for a, b in pairwise(chosen)),
+        "chosen": generated.chosen,
+        "switches": generated.switches,
     }
 
 

@@ -18,13 +18,13 @@ from entmtp_calib.policy import Static
 from entmtp_calib.replay import accepted, step_counts, walk
 from entmtp_calib.stages.cost import COSTS, run_costs
 from entmtp_calib.stages.grow import (
-    GROWN,
     profile_columns,
     reference_trees,
     thin_out,
     tree_columns,
 )
-from entmtp_calib.stages.rollout import TRACE, read_trace
+from entmtp_calib.stages.recorded import GROWN, TRACE
+from entmtp_calib.stages.rollout import read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.steps import Generation
 from entmtp_calib.timing import mean_interval

@@ -17,11 +17,12 @@ from entmtp_calib.heads.model import Heads
 from entmtp_calib.heads.ranking import following_tokens, greedy_chain, true_ranks
 from entmtp_calib.policy import Static
 from entmtp_calib.sampling import entropy, top1_probability
+from entmtp_calib.stages.recorded import TRACE
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import chain
 
-STAGE, TRACE = "rollout", "trace.parquet"
+STAGE = "rollout"
 DRAFT_DEPTH = 2
 
 

@@ -14,7 +14,6 @@ from entmtp_calib.costs import Costs
 from entmtp_calib.errors import UsageError
 from entmtp_calib.fitting import (
     Fit,
-    Task,
     fit_hysteresis,
     fit_ladder,
     fit_staged,
@@ -27,6 +26,7 @@ from entmtp_calib.policy import Policy, Staged, Static
 from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.replay import oracle_ms
 from entmtp_calib.signals import SignalSpec
+from entmtp_calib.task import Task
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, Tree
 

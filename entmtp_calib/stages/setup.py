@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entmtp_calib.artifacts import RunFolder
+from entmtp_calib.artifacts import RUN, RunFolder
 from entmtp_calib.config import DEFAULT_HEADS_NAME, BuildConfig
 from entmtp_calib.errors import ArtifactError, DataError, HeadsError, UsageError
 from entmtp_calib.heads.model import Heads
@@ -214,6 +214,12 @@ def reopen_run(path: Path, command: Sequence[str] = (), progress: Progress | Non
     given = RunFolder.open(path).config.get("trees")
     trees = None if given is None else [Tree.of(paths) for paths in given]
     return open_run(config, inputs, path, command, progress, trees)
+
+
+def run_folder_of(bank_path: Path) -> Path | None:
+    """The run folder that a bank lies in; None for a bank file that stands alone."""
+    folder = bank_path if bank_path.is_dir() else bank_path.parent
+    return folder if (folder / RUN).is_file() else None
 
 
 def read_settings(path: Path) -> tuple[BuildConfig, Inputs]:

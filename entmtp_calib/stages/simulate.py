@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from entmtp_calib.costs import Costs
-from entmtp_calib.fitting import Task
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.replay import step_counts
@@ -31,6 +30,7 @@ from entmtp_calib.stages.schedule import (
     signals_to_try,
     usable,
 )
+from entmtp_calib.task import Task
 from entmtp_calib.timing import paired_bootstrap
 from entmtp_calib.trace import Floats, Trace
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree

@@ -18,11 +18,12 @@ from entmtp_calib.decoding import Decoder
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.stages.cost import COSTS, run_costs
 from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees
+from entmtp_calib.stages.recorded import TIMING
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.timing import interleave
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
-STAGE, TIMING = "time", "timing.parquet"
+STAGE = "time"
 HOPELESS = 0.85
 """A tree predicted below this share of the best one is not run end to end."""
 

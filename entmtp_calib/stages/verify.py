@@ -17,7 +17,7 @@ from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.prompts import Prompt, PromptSet, load_prompts
 from entmtp_calib.sampling import noisy_scores
 from entmtp_calib.stages.decode import PLAIN, Session
-from entmtp_calib.stages.setup import read_settings
+from entmtp_calib.stages.setup import read_settings, run_folder_of
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import EMPTY
 
@@ -58,8 +58,8 @@ def bank_prompts(
 ) -> PromptSet:
     """The first prompts of the data that a bank was built on, or of another task or file."""
     bank = Bank.load(bank_path)
-    folder = bank_path if bank_path.is_dir() else bank_path.parent
-    if data is None and task in (None, bank.task) and (folder / "run.json").is_file():
+    folder = run_folder_of(bank_path)
+    if data is None and task in (None, bank.task) and folder:
         data = read_settings(folder)[1].data
     return load_prompts(task or bank.task, Path(data) if data else None, limit)
 

@@ -10,7 +10,7 @@ from traces import linear_costs, shuffled, telling_trace, trace_of
 
 from entmtp_calib.costs import Costs
 from entmtp_calib.errors import UsageError
-from entmtp_calib.fitting import Fit, Task
+from entmtp_calib.fitting import Fit
 from entmtp_calib.policy import DRAFT_ON, Ladder, Policy, Staged, Static
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.stages.schedule import (
@@ -21,6 +21,7 @@ from entmtp_calib.stages.schedule import (
     predict,
     signals_to_try,
 )
+from entmtp_calib.task import Task
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, Tree, chain
 
