@@ -4,6 +4,7 @@ PYTHON ?= python3
 TASK ?= gsm8k
 PRESET ?=
 BANK ?=
+BENCH_ARGS ?=
 PROMPT ?= A baker sells 12 loaves in the morning and twice as many in the afternoon. How many in all?
 # An index that has torch without CUDA, for a small install, for example
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -62,7 +63,7 @@ heads: $(STAMP)  ## Train the default model's heads again (hours on a CPU; GSM8K
 		--out $(HEADS)-medusa --work $(HEADS_WORK) $(HEADS_ARGS)
 
 test: $(STAMP)  ## Run all tests.
-	$(PY) -m pytest -q
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
 
 lint: $(STAMP)  ## Check style, layering, formatting and types.
 	$(PY) -m ruff check .
@@ -76,8 +77,9 @@ smoke: $(STAMP)  ## Build a tiny bank in a temporary folder, decode with it, ver
 	$(ENTMTP) decode "$$folder/bank" --policy ladder --max-new-tokens 16 --prompt "$$PROMPT"; \
 	$(ENTMTP) verify "$$folder/bank" $(SMOKE_VERIFY)
 
-bench: $(STAMP)  ## Run the benchmarks.
-	$(PY) benchmarks/bench.py
+bench: $(STAMP)  ## Measure speed beside the floor, transformers and llama.cpp (BANK=folder, BENCH_ARGS).
+	@$(PY) -m pip install --quiet "$$(grep -o '^xllamacpp==[^ ;]*' constraints.txt)" || echo "without llama.cpp" >&2
+	$(PY) benchmarks/speed.py $(if $(BANK),--bank "$$BANK") $(BENCH_ARGS)
 
 clean:  ## Remove the environment, caches and builds; banks and heads stay.
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -74,7 +74,8 @@ def _grow(run: Path, json: Path | None) -> None:
     with console.Reporter() as progress:
         done = resume(run, "grow", options.command_line(), progress)
     grown = outcome.read_table(done, GROWN, CANDIDATES_SCHEMA).to_pylist()
-    seconds = RunFolder.open(done.folder).seconds(STAGE)
+    effort = RunFolder.open(done.folder).effort(STAGE)
+    seconds = effort.seconds if effort else None
     frontier = [row for row in grown if row["on_frontier"]]
     document = {
         "score": "replay",

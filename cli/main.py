@@ -13,9 +13,10 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -25,7 +26,11 @@ from cli.bench import bench
 from cli.build_bank import build_bank
 from cli.decode import decode
 from cli.doctor import doctor
+from cli.explain import explain
+from cli.export import export
 from cli.grow import grow
+from cli.import_heads import import_heads
+from cli.import_trees import import_trees
 from cli.recalibrate import recalibrate
 from cli.rollout import rollout
 from cli.show import show
@@ -34,7 +39,7 @@ from cli.simulate import simulate
 from cli.time import time
 from cli.train_heads import train_heads
 from cli.verify import verify
-from entmtp_calib.errors import EntmtpError
+from entmtp_calib.errors import EntmtpError, EntmtpWarning
 
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143  # 128 + signal, as a shell reports them
 
@@ -95,9 +100,10 @@ app = typer.Typer(
 )
 
 COMMANDS = (
-    *(build_bank, recalibrate, decode, verify, bench, simulate, signals, show, doctor),
+    *(build_bank, recalibrate, decode, verify, bench, simulate, signals, explain, show, doctor),
+    *(export, import_trees),
     *(rollout, grow, time),
-    train_heads,
+    *(train_heads, import_heads),
 )
 for command in COMMANDS:
     app.command()(command)
@@ -125,6 +131,24 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
+_show_others = warnings.showwarning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are one line; the place in the code says nothing to the user."""
+    if issubclass(category, EntmtpWarning):
+        console.say(f"entmtp: {message}")
+    else:
+        _show_others(message, category, filename, lineno, file, line)
+
+
 def _speak_utf8() -> None:
     """Under a locale without an encoding (LC_ALL=C), print UTF-8 rather than fail on an accent."""
     for stream in (sys.stdout, sys.stderr):
@@ -136,6 +160,7 @@ def main() -> None:
     """Run one command in this process: the console script `entmtp`."""
     signal.signal(signal.SIGTERM, _terminate)
     _speak_utf8()
+    warnings.showwarning = _show_warning
     try:
         app()
     except SystemExit as stop:  # typer exits with 1 if the pipe breaks before a command runs

@@ -57,7 +57,12 @@ Model = Annotated[
 ]
 Heads = Annotated[
     str | None,
-    typer.Option("--heads", metavar="FOLDER", parser=given, help="The model's drafting heads."),
+    typer.Option(
+        "--heads",
+        metavar="HEADS",
+        parser=given,
+        help="The model's drafting heads: a folder, or published ones (a folder, file or hub id).",
+    ),
 ]
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -67,7 +72,7 @@ Dtype = Annotated[
     typer.Option("--dtype", metavar="DTYPE", help="auto, float32, float16 or bfloat16."),
 ]
 Engine = Annotated[
-    str, typer.Option("--engine", metavar="ENGINE", help="auto, transformers or lean.")
+    str, typer.Option("--engine", metavar="ENGINE", help="auto, graphed, lean or transformers.")
 ]
 Preset = Annotated[
     str, typer.Option("--preset", metavar="PRESET", help=f"Sizes: {', '.join(PRESETS)}.")
@@ -131,13 +136,16 @@ BUILD_HELP = {
     "max_depth": "Depth of the deepest tree; 0: as deep as the heads go.",
     "max_rank": "Choices under one node that a tree may use.",
     "max_candidates": "Grown trees that run live; 0: the whole acceptance frontier.",
-    "timing_rounds": "Times that each prompt is timed with each tree.",
-    "step_repetitions": "Timed steps per tree and context length.",
+    "timing_rounds": "Times that each prompt is timed with each tree that can still win.",
+    "step_repetitions": "Timed steps per tree and context length; fewer where that is known well.",
     "context_lengths": "A context in tokens at which steps are timed; may be repeated.",
     "temperature": "Of the text that is measured; 0 is greedy decoding.",
     "top_p": "Share of the likeliest tokens; 1 is all.",
     "top_k": "Number of the likeliest tokens; 0 is all.",
-    "prompt_mode": "chat (through the template), raw, or auto (chat where there is one).",
+    "prompt_mode": (
+        "chat (the model's template), raw, a template by name (alpaca, chatml, vicuna), or auto: "
+        "chat where there is one, vicuna for models of that name, else raw."
+    ),
     "signal": "What ladder and hysteresis look at, such as chain_value:1; auto: try several.",
     "seed": "Of the splits and of the sampling.",
 }

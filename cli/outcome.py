@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cli import console
 from cli.figures import TREE_COLUMNS, number, row_bounds, tree_cells
 from cli.show import bank_document
+from cli.usage import memory_fact, print_usage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +34,9 @@ BOUNDS = """tokens/s and ratios: end to end, measured in one interleaved run; th
 measured and predicted by replay, in tokens/s. bound: the policy's kind fitted to these very texts,
 an upper bound. oracle: the best sequence of trees in hindsight.
 """
+DROPPED = """runs: a tree that was surely slower than one of no more nodes stopped before the end;
+it is not in the bank.
+"""
 FIGURES = ("mean_emitted_tokens", "step_ms", "tokens_per_second", "speedup_over_plain")
 
 
@@ -51,6 +55,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "trees": [_tree_document(record, bank) for record in outcome.timed],
         "policies": outcome.policies,
         "bank": bank and bank_document(bank),
+        "usage": outcome.usage and outcome.usage.to_dict(),
     }
 
 
@@ -68,13 +73,17 @@ def facts(outcome: Outcome, file: str | None = None) -> list[tuple[str, str]]:
 
 
 def print_trees(records: Sequence[Mapping[str, Any]], bank: Bank | None) -> None:
-    """The trees that ran end to end; with a bank, whether they are in it."""
+    """The trees that ran end to end, and how often; with a bank, whether they are in it."""
     rows = []
     for record in records:
         tree = record["tree"]
         cells = tree_cells(tree, *(record[name] for name in FIGURES))
+        cells.append(f"{record['runs']}/{record['planned_runs']}")
         rows.append([*cells, _membership(tree in bank.frontier)] if bank else cells)
-    console.show_table([*TREE_COLUMNS, "in bank"] if bank else TREE_COLUMNS, rows)
+    columns = [*TREE_COLUMNS, "runs"]
+    console.show_table([*columns, "in bank"] if bank else columns, rows)
+    if any(record["runs"] < record["planned_runs"] for record in records):
+        console.write(DROPPED)
 
 
 def _print(outcome: Outcome) -> None:
@@ -89,8 +98,13 @@ def _print(outcome: Outcome) -> None:
         console.write("\non the report split, which chose nothing:\n")
         console.show_table(POLICY_COLUMNS, map(_policy_cells, outcome.policies))
         console.write(BOUNDS + "\n")
+    took = outcome.usage and outcome.usage.to_dict()
+    if took:
+        print_usage(took, mark_reused=True)
+        console.write("\n")
     notes = [("note", note) for note in bank.notes] if bank else []
-    console.show_facts([*notes, *facts(outcome)])
+    memory = [memory_fact(took)] if took else []
+    console.show_facts([*notes, *memory, *facts(outcome)])
 
 
 def _membership(is_in: bool) -> str:
@@ -105,8 +119,10 @@ def _tree_document(record: Mapping[str, Any], bank: Bank | None) -> dict[str, An
         "depth": tree.depth,
         "paths": tree.to_list(),
         **{name: record[name] for name in FIGURES},
-        "tokens": sum(record["tokens"]),
-        "seconds": sum(record["seconds"]),
+        "tokens": record["tokens"],
+        "seconds": record["seconds"],
+        "runs": record["runs"],
+        "planned_runs": record["planned_runs"],
         "in_bank": bank and tree in bank.frontier,
     }
 

@@ -12,13 +12,21 @@ import typer
 
 from cli import console
 from cli.figures import TREE_COLUMNS, tree_cells
+from cli.usage import memory_fact, print_usage
 from entmtp_calib.errors import EntmtpError, UsageError
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, MEDUSA2_DEFAULT, Tree, chain, draw
 
 if TYPE_CHECKING:
     from entmtp_calib.bank import Bank
     from entmtp_calib.policy import Policy, Staged
 
+# Medusa and Hydra ship the same default tree.
+NAMED = {
+    EMPTY.id: EMPTY,
+    HYDRA_DEFAULT.id: HYDRA_DEFAULT,
+    "medusa-default": HYDRA_DEFAULT,
+    MEDUSA2_DEFAULT.id: MEDUSA2_DEFAULT,
+}
 # Facts of the model, the heads and the machine that a reader needs; `--json` has all of them.
 _MODEL = ("name", "dtype", "device", "engine", "fingerprint")
 _HEADS = ("name", "kind", "n_heads", "fingerprint")
@@ -31,7 +39,7 @@ def show(
         typer.Argument(
             metavar="BANK|TREE",
             help="A run folder or bank file; or a tree: plain, chain-N, hydra-default, "
-            "or a list of rank paths such as '[[0], [1], [0, 0]]'.",
+            "medusa-default, medusa2-default, or rank paths such as '[[0], [1], [0, 0]]'.",
         ),
     ],
     tree: Annotated[
@@ -50,7 +58,9 @@ def show(
     if isinstance(shown, Tree):
         console.present(lambda: print_tree(shown), tree_document(shown), json)
     else:
-        console.present(lambda: print_bank(shown), bank_document(shown), json)
+        took = _usage(Path(what))
+        document = {**bank_document(shown), "usage": took}
+        console.present(lambda: print_bank(shown, took), document, json)
 
 
 def parse_tree(text: str) -> Tree | None:
@@ -59,7 +69,7 @@ def parse_tree(text: str) -> Tree | None:
         return Tree.parse(text)
     if depth := re.fullmatch(r"chain-([1-9]\d?)", text):
         return chain(int(depth[1]))
-    return {EMPTY.id: EMPTY, HYDRA_DEFAULT.id: HYDRA_DEFAULT}.get(text)
+    return NAMED.get(text)
 
 
 def _load(what: str) -> Bank:
@@ -72,6 +82,13 @@ def _load(what: str) -> Bank:
             "make a bank with entmtp build-bank",
         )
     return Bank.load(Path(what))
+
+
+def _usage(bank: Path) -> dict[str, Any] | None:
+    """What the bank's run took; None for a bank that stands alone."""
+    from entmtp_calib.stages.usage import recorded_usage
+
+    return recorded_usage(bank if bank.is_dir() else bank.parent)
 
 
 def tree_document(tree: Tree) -> dict[str, Any]:
@@ -99,8 +116,12 @@ def bank_document(bank: Bank) -> dict[str, Any]:
     return document
 
 
-def print_bank(bank: Bank) -> None:
-    """The bank's trees with their costs, its policies, and what all that holds for."""
+def print_bank(bank: Bank, usage: Mapping[str, Any] | None = None) -> None:
+    """The bank's trees with their costs, its policies, what all that holds for, and what it took.
+
+    Args:
+        usage: of its run, see `Usage.to_dict`; None where that is not known.
+    """
     rows = [
         tree_cells(
             entry.tree,
@@ -119,7 +140,10 @@ def print_bank(bank: Bank) -> None:
     if bank.extras:
         console.write("+ off the frontier: for policies, where it pays\n")
     console.write("\n")
-    console.show_facts(_facts(bank))
+    if usage:
+        print_usage(usage, mark_reused=False)
+        console.write("\n")
+    console.show_facts([*_facts(bank), *([memory_fact(usage)] if usage else [])])
 
 
 def _facts(bank: Bank) -> Iterator[tuple[str, str]]:

@@ -75,6 +75,7 @@ def _print(result: Verification, data: str) -> None:
             ("data", data),
             ("texts", str(result.texts)),
             ("tokens", f"{result.tokens_greedy} greedy, {result.tokens_sampled} sampled"),
+            ("logits", _logits(result)),
         ]
     )
     if not result.divergences:
@@ -87,6 +88,15 @@ def _print(result: Verification, data: str) -> None:
         "gap: plain decoding's logit of the expected token minus that of the found one (sampled:\n"
         "with the noise of the draw). Near 0 it is a near-tie, which rounding may decide\n"
         "otherwise in a pass of other rows; anything larger is a fault.\n"
+    )
+
+
+def _logits(result: Verification) -> str:
+    if result.positions_equal == result.positions:
+        return f"the same bits at all {result.positions} positions compared"
+    return (
+        f"the same bits at {result.positions_equal} of {result.positions} positions compared, "
+        f"elsewhere up to {result.largest_difference:.2g} apart"
     )
 
 

@@ -1,28 +1,30 @@
 """Run folders: one process at a time, finished stages reused, manifest last.
 
 A folder holds `run.json` (the resolved configuration, and per stage the hash of its inputs and of
-each output), the stages' files, and, once everything is there, `manifest.json` with the hash of
-every file. Files appear only when they are complete, so a run that was killed at any moment can be
-resumed, and what has not changed is not computed again. This module knows neither models nor what
-the stages compute; what is wrong with a folder is one `ArtifactError`.
+each output, and what its work took), the stages' files, and, once everything is there,
+`manifest.json` with the hash of every file. Files appear only when they are complete, so a run that
+was killed at any moment can be resumed, and what has not changed is not computed again. This module
+knows neither models nor what the stages compute; what is wrong with a folder is one
+`ArtifactError`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from entmtp_calib import files
-from entmtp_calib.errors import ArtifactError, BusyError
+from entmtp_calib.errors import ArtifactError
 from entmtp_calib.files import writing
-from entmtp_calib.provenance import sha256_json
+from entmtp_calib.locks import acquire, release
+from entmtp_calib.parts import Parts
+from entmtp_calib.provenance import peak_memory_bytes, sha256_json
 from entmtp_calib.records import FORMAT_VERSION, strict_json
 
 if TYPE_CHECKING:
@@ -35,9 +37,25 @@ _MADE_BY = {
     "grown.parquet": "entmtp grow",
     "costs.parquet": "entmtp time",
     "candidates.parquet": "entmtp recalibrate",
+    "live.parquet": "entmtp recalibrate",
     "timing.parquet": "entmtp time",
 }
 _MADE_BY_DEFAULT = "entmtp build-bank"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What a finished stage took, its interrupted tries included as far as their parts were kept.
+
+    Attributes:
+        seconds: None where an earlier version did not note it.
+        peak_bytes: the most memory that its last process had resident until then; None likewise.
+        reused: an earlier process did the work.
+    """
+
+    seconds: float | None
+    peak_bytes: int | None
+    reused: bool
 
 
 class RunFolder:
@@ -50,6 +68,8 @@ class RunFolder:
         self.path = path
         self._run = run
         self._lock = lock
+        self._begun: dict[str, Parts] = {}
+        self._finished_here: set[str] = set()
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
@@ -64,8 +84,8 @@ class RunFolder:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as on_failure:
-            lock = _acquire(path / LOCK)
-            on_failure.callback(_release, path / LOCK, lock)
+            lock = acquire(path / LOCK)
+            on_failure.callback(release, path / LOCK, lock)
             earlier = _read_run(path) if (path / RUN).exists() else {"stages": {}}
             run = {"format_version": FORMAT_VERSION, "config": config, "stages": earlier["stages"]}
             folder = cls(path, json.loads(strict_json(run)), lock)
@@ -86,7 +106,7 @@ class RunFolder:
     def close(self) -> None:
         """Give the lock back."""
         if self._lock:
-            _release(self.path / LOCK, self._lock)
+            release(self.path / LOCK, self._lock)
             self._lock = None
 
     def __enter__(self) -> RunFolder:
@@ -161,27 +181,35 @@ class RunFolder:
     def mark_done(
         self, stage: str, inputs: Any, outputs: Iterable[str], seconds: float | None = None
     ) -> None:
-        """Record that the stage has written its outputs; its parts are removed.
+        """Record that the stage has written its outputs, and its effort; its parts are removed.
 
         Args:
-            seconds: how long its work took, where that is worth knowing.
+            seconds: how long its work took; else what has passed since `partial`, and before it.
         """
         self._before_change()
-        record: dict[str, Any] = {
+        parts = self._begun.pop(stage, None)
+        if seconds is None and parts:
+            seconds = parts.seconds
+        self._run["stages"][stage] = {
             "inputs": sha256_json(inputs),
             "outputs": {name: self.sha256(name) for name in outputs},
+            "seconds": seconds,
+            "peak_bytes": peak_memory_bytes(),
         }
-        self._run["stages"][stage] = record if seconds is None else record | {"seconds": seconds}
+        self._finished_here.add(stage)
         self._save_run()
         _remove_folder(self.path / PARTS / stage)
 
-    def seconds(self, stage: str) -> float | None:
-        """How long the stage's work took; None where nobody has noted it."""
-        seconds: float | None = self._run["stages"].get(stage, {}).get("seconds")
-        return seconds
+    def effort(self, stage: str) -> Effort | None:
+        """What the stage took; None for one that is not done."""
+        record = self._run["stages"].get(stage)
+        if record is None:
+            return None
+        reused = stage not in self._finished_here
+        return Effort(record.get("seconds"), record.get("peak_bytes"), reused)
 
     def partial(self, stage: str, inputs: Any) -> Parts:
-        """Where the stage keeps finished parts of its work until `mark_done`.
+        """Where the stage keeps finished parts of its work until `mark_done`; its clock runs now.
 
         Parts of an earlier try are there again, unless they were made from other inputs. No
         manifest lists them, so a complete folder stays complete.
@@ -193,7 +221,8 @@ class RunFolder:
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)
         _remove_temporaries(place)
-        return Parts(place)
+        self._begun[stage] = Parts(place)
+        return self._begun[stage]
 
     def finish(self, provenance: Mapping[str, Any]) -> None:
         """Write the manifest, the last file of a complete run."""
@@ -245,42 +274,6 @@ class RunFolder:
         files.write_json(self.path / RUN, self._run)
 
 
-class Parts:
-    """Numbered results of one stage's work, each whole or absent, so that it can be resumed.
-
-    A number has a table, a JSON value, or both.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def tables(self) -> list[int]:
-        """The numbers that have a table, rising."""
-        return self._numbers("parquet")
-
-    def values(self) -> list[int]:
-        """The numbers that have a JSON value, rising."""
-        return self._numbers("json")
-
-    def write_table(self, number: int, table: pa.Table) -> None:
-        files.write_table(self._file(number, "parquet"), table)
-
-    def read_table(self, number: int, schema: pa.Schema) -> pa.Table:
-        return files.read_table(self._file(number, "parquet"), schema)
-
-    def write_json(self, number: int, value: Any) -> None:
-        files.write_json(self._file(number, "json"), value)
-
-    def read_json(self, number: int) -> Any:
-        return files.read_json(self._file(number, "json"))
-
-    def _file(self, number: int, kind: str) -> Path:
-        return self.path / f"{number:06d}.{kind}"
-
-    def _numbers(self, kind: str) -> list[int]:
-        return sorted(int(path.stem) for path in self.path.glob(f"[0-9]*.{kind}"))
-
-
 def _read_run(path: Path) -> dict[str, Any]:
     run = files.read_versioned(path / RUN, {"config": dict, "stages": dict})
     files.check_keys(path / RUN, run["stages"], dict.fromkeys(run["stages"], dict))
@@ -309,40 +302,3 @@ def _remove_temporaries(path: Path) -> None:
     with writing(path):
         for left in path.glob(f"{files.TEMPORARY}-*"):
             left.unlink(missing_ok=True)
-
-
-def _acquire(path: Path) -> IO[str]:
-    """Lock the folder by its lock file, which names the holder.
-
-    The system frees the lock of a process that has died, however it did.
-    """
-    while True:
-        with writing(path), ExitStack() as on_failure:
-            lock = on_failure.enter_context(path.open("a+", encoding="utf-8"))
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                raise BusyError(
-                    f"{path.parent} is in use by process {lock.read().strip() or 'unknown'}",
-                    action="wait until it has finished, or choose another folder",
-                ) from None
-            if _is_at(path, lock):  # else its last holder has just removed it
-                lock.truncate(0)
-                lock.write(str(os.getpid()))
-                lock.flush()
-                on_failure.pop_all()
-                return lock
-
-
-def _release(path: Path, lock: IO[str]) -> None:
-    with suppress(OSError):  # the lock goes with the file handle; the file is only a name
-        path.unlink(missing_ok=True)
-    lock.close()
-
-
-def _is_at(path: Path, lock: IO[str]) -> bool:
-    """Whether the open file is the one that has this name."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
-    return False

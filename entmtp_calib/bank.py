@@ -236,13 +236,13 @@ class Bank:
         files.write_bytes(path, self.to_bytes())
 
     @classmethod
-    def load(cls, path: Path) -> Bank:
+    def load(cls, path: str | Path) -> Bank:
         """Read a bank's file, or that of a run folder.
 
         Raises:
             ArtifactError: naming the file and what is wrong with it.
         """
-        path = file_of(path)
+        path = file_of(Path(path))
         arrays, metadata = files.read_safetensors(path)
         try:
             document = json.loads(metadata[METADATA_KEY])

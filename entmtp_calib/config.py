@@ -19,6 +19,8 @@ DEFAULT_HEADS_NAME = "smollm2-135m-instruct-hydra"
 """The folder in artifacts/heads that the embedded default model drafts with."""
 
 TASKS = ("gsm8k", "humaneval", "sharegpt", "custom")
+PROMPT_MODES = ("auto", "chat", "raw", "alpaca", "chatml", "vicuna")
+"""The last ones are templates by name, for models that come without one of their own."""
 
 
 class Settings:
@@ -151,7 +153,8 @@ class BuildConfig(Settings):
         self._check("max_candidates", lambda v: v >= 0, "a whole number of at least 0")
         self._check("step_repetitions", lambda v: v >= 3, "a whole number of at least 3")
         self._check("context_lengths", lambda v: v and min(v) >= 1, "lengths of at least 1")
-        self._check("prompt_mode", lambda v: v in ("auto", "chat", "raw"), "one of auto, chat, raw")
+        modes = f"one of {', '.join(PROMPT_MODES)}"
+        self._check("prompt_mode", lambda v: v in PROMPT_MODES, modes)
         _ = self.sampling
 
     @property
@@ -169,7 +172,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_candidates": 3,
         "timing_rounds": 1,
         "step_repetitions": 5,
-        "context_lengths": (128, 256),
+        "context_lengths": (192,),
     },
     "default": {},
     "paper": {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -113,8 +114,21 @@ class Costs:
         return ms
 
     def ahead_ms(self, trees: Sequence[Tree], seen: int) -> Floats:
-        """[seen + 1, K], a step with each tree after drafting l levels of all of them at once."""
-        together = union([*trees, chain(seen)])
+        """[seen + 1, K], a step with each tree after drafting l levels of all of them at once.
+
+        The same question gives the same array: do not write.
+        """
+        key = (tuple(trees), seen)
+        if key not in self._asked:
+            self._asked[key] = self._ahead_ms(trees, union([*trees, chain(seen)]), seen)
+        return self._asked[key]
+
+    @cached_property
+    def _asked(self) -> dict[tuple[tuple[Tree, ...], int], Floats]:
+        """What `ahead_ms` has said: a search asks for few sets of trees very often."""
+        return {}
+
+    def _ahead_ms(self, trees: Sequence[Tree], together: Tree, seen: int) -> Floats:
         return np.array(
             [
                 [

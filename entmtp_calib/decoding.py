@@ -10,7 +10,9 @@ tree, unless typical acceptance is asked for. This module knows no files, no tas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -19,7 +21,6 @@ from entmtp_calib.acceptance import accept, accept_typical, truncate
 from entmtp_calib.config import AcceptanceConfig, SamplingConfig
 from entmtp_calib.drafting import PolicyProposer, Proposal, Proposer, Scheme, Start
 from entmtp_calib.dynamic import Dynamic, DynamicProposer
-from entmtp_calib.errors import DataError
 from entmtp_calib.heads.model import Heads, HeadState
 from entmtp_calib.plan import Plan, check_tree
 from entmtp_calib.policy import Policy
@@ -27,8 +28,10 @@ from entmtp_calib.sampling import Choices, typicality
 from entmtp_calib.steps import Generation, Step
 from entmtp_calib.targets.cache import TreeCache
 from entmtp_calib.targets.model import Target
+from entmtp_calib.targets.verify import Verified
 from entmtp_calib.timing import Clock
 from entmtp_calib.topology import compile_tree
+from entmtp_calib.transfer import send_index
 from entmtp_calib.tree import Tree
 
 WARM_UP_TOKENS = 8
@@ -141,14 +144,8 @@ class Decoder:
         cut: Cut | None = None,
     ) -> Decoding:
         """The state after the prompt's pass, ready for the first step; see `generate`."""
-        limit = self.target.max_positions - len(prompt_ids)
-        if not prompt_ids or limit < 1:
-            raise DataError(
-                f"a prompt of {len(prompt_ids)} tokens",
-                f"1 to {self.target.max_positions - 1} tokens for {self.target.name}",
-                "shorten the prompt",
-            )
-        return Decoding(self, prompt_ids, chooser, min(max_new_tokens, limit), observer, cut)
+        room = min(max_new_tokens, self.target.room(prompt_ids))
+        return Decoding(self, prompt_ids, chooser, room, observer, cut)
 
 
 class Decoding:
@@ -173,18 +170,20 @@ class Decoding:
         # Plain decoding does not pay for heads, unless somebody wants to see what they see.
         self.follows = self.heads is not None and (self.proposer.drafts or observer is not None)
         self.head_state = HeadState()
-        tried = max(decoder.max_rows, self.proposer.max_rows)
-        self.cache: TreeCache = self.target.new_cache(len(prompt_ids) + room + tried)
+        rows, end = self.proposer.row_counts, len(prompt_ids) + room
+        self.cache: TreeCache = self.target.new_cache(end + max(decoder.max_rows, *rows))
+        self.target.prepare(self.cache, sorted(rows), len(prompt_ids), end)
+        if self.heads and self.heads.graphs and self.follows:
+            self.heads.graphs.prepare_steps(self.head_state, len(prompt_ids), end)
         started = self.clock.now()
         self._prefill(prompt_ids)
         self.prefill_seconds = self.clock.now() - started
 
     def _prefill(self, prompt_ids: Sequence[int]) -> None:
         ids = torch.tensor(prompt_ids, dtype=torch.long)
-        positions = torch.arange(len(ids))
-        hidden = self.target.forward(ids, positions, self.cache)
+        hidden = self.target.forward(ids, torch.arange(len(ids)), self.cache)
         self.cache.commit(range(len(ids)))
-        self._observe(hidden, positions)
+        self._observe(hidden, 0)
         logits = self.target.logits(hidden[-1:])
         if self.observer:
             self.observer(self._vectors(hidden)[-1:], logits)
@@ -193,11 +192,11 @@ class Decoding:
 
     def step(self) -> list[int]:
         """One step; returns its tokens, which count."""
-        started = self.clock.now()
+        started = perf_counter()
         left = self.room - len(self.tokens)
         tokens, self.reason = truncate([self.root], self.eos_ids, left)
         if self.reason:
-            done = self._record(started, started, emitted=1)
+            done = self._record(started, 0.0, emitted=1)
         else:
             tokens, done = self._speculate(started, left)
         self.tokens += tokens
@@ -207,42 +206,47 @@ class Decoding:
     def probe(self, policy: Policy) -> Step:
         """Take a step with another policy and take it back: for timing many on one state.
 
-        It never ends the text, so that it costs what a step inside a text does. The state must
-        have been started with a policy that drafts if this one does.
+        It never ends the text, so that it costs what a step inside a text does, and it is timed to
+        its very end. The state must have been started with a policy that drafts if this one does.
         """
-        kept = dict(vars(self))
+        kept = {**vars(self), "root_logits": self.root_logits.clone()}
         length, past, vectors = self.cache.length, self.head_state.past, self.head_state.vectors
         self.tokens, self.steps, self.eos_ids = [], [], frozenset()
         self.proposer = self.decoder.proposer(policy)
         self.follows = self.follows and self.proposer.drafts
+        started = self.clock.now()
         self.step()
-        done = self.steps[0]
+        step_ms = 1000 * (self.clock.now() - started)
+        [done] = self.steps
+        done = replace(done, step_ms=step_ms, verify_ms=step_ms - done.draft_ms)
         vars(self).update(kept)
         self.cache.length = length
         self.head_state.past, self.head_state.vectors = past, vectors
         return done
 
     def _speculate(self, started: float, left: int) -> tuple[list[int], Step]:
+        """A step with a pass; all that it waits for is the pass's report, and signals."""
         position = self.cache.length
         room = self.target.max_positions - 1 - position
+        begin = self.clock.mark()
         proposal = self.proposer.propose(Start(self.root, self.root_logits, self._vector(), room))
-        drafted = self.clock.now()
+        drafted = self.clock.mark()
         tree = proposal.rows
-        positions = tree.depths + position
-        hidden = self.target.forward(proposal.ids, positions, self.cache, tree.mask)
-        logits = self.target.logits(hidden)
+        passed = self.target.verify(proposal.ids, tree.depths, self.cache, tree.mask)
         after = [position + depth + 1 for depth in tree.depth_list]
-        choices = Choices(logits, after, self.decoder.sampling)
-        ids = proposal.ids.tolist()
-        rows = self._counting([0, *self._accepted(proposal, ids, logits, choices)], ids, left)
+        ids, choices = Choices.read(passed.report, passed.logits, after, self.decoder.sampling)
+        draft_ms = self.clock.milliseconds(begin, drafted)
+        rows = self._counting(
+            [0, *self._accepted(proposal, ids, passed.logits, choices)], ids, left
+        )
         if self.cut:
             rows = self._counting(self.cut(rows), ids, left)
         self.cache.commit(rows)
-        self._take(hidden[rows], positions[rows], logits[rows])
+        self._take(passed, rows, position)
         if self.reason is None:
-            self.root, self.root_logits = choices[rows[-1]], logits[rows[-1]]
+            self.root, self.root_logits = choices[rows[-1]], passed.logits[rows[-1]]
         self.proposer.observe(len(rows) - 1, tree.n_rows > 1)
-        return [ids[row] for row in rows], self._record(started, drafted, len(rows), proposal)
+        return [ids[row] for row in rows], self._record(started, draft_ms, len(rows), proposal)
 
     def _accepted(
         self, proposal: Proposal, ids: list[int], logits: Tensor, choices: Choices
@@ -259,16 +263,21 @@ class Decoding:
         tokens, self.reason = truncate([ids[row] for row in rows], self.eos_ids, left)
         return rows[: len(tokens)]
 
-    def _take(self, hidden: Tensor, positions: Tensor, logits: Tensor) -> None:
+    def _take(self, passed: Verified, rows: list[int], position: int) -> None:
         """Committed rows become what the next step is conditioned on."""
-        if self.reason is None or self.observer:
-            self._observe(hidden, positions)
+        if self.observer is None and not (self.follows and self.reason is None):
+            return
+        at = send_index(rows, passed.hidden.device)
+        hidden = passed.hidden.index_select(0, at)
+        self._observe(hidden, position)
         if self.observer:
-            self.observer(self._vectors(hidden), logits)
+            self.observer(self._vectors(hidden), passed.logits.index_select(0, at))
 
-    def _observe(self, hidden: Tensor, positions: Tensor) -> None:
+    def _observe(self, hidden: Tensor, position: int) -> None:
+        """Heads follow rows [m, h] that stand at `position` and the positions after it."""
         if self.heads and self.follows:
-            self.heads.observe(self.head_state, hidden, positions.to(hidden.device))
+            positions = torch.arange(position, position + len(hidden), device=hidden.device)
+            self.heads.observe(self.head_state, hidden, positions)
 
     def _vector(self) -> Tensor | None:
         """[h] what this step's drafting is conditioned on."""
@@ -279,10 +288,11 @@ class Decoding:
         return self.head_state.vectors if self.follows else hidden
 
     def _record(
-        self, started: float, drafted: float, emitted: int, proposal: Proposal | None = None
+        self, started: float, draft_ms: float, emitted: int, proposal: Proposal | None = None
     ) -> Step:
         """The step's record; without a proposal its root alone ended the text."""
-        ended = self.clock.now()
+        # Not waiting for the device: what it still has to do falls into the next step's time.
+        step_ms = 1000 * (perf_counter() - started)
         return Step(
             position=self.cache.length - (emitted if proposal else 0),
             tree=proposal.tree if proposal else -1,
@@ -291,7 +301,7 @@ class Decoding:
             accepted_draft_tokens=emitted - 1,
             emitted_tokens=emitted,
             signal=proposal.signal if proposal else None,
-            draft_ms=1000 * (drafted - started),
-            verify_ms=1000 * (ended - drafted),
-            step_ms=1000 * (ended - started),
+            draft_ms=draft_ms,
+            verify_ms=step_ms - draft_ms,
+            step_ms=step_ms,
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.plan import LevelPlan, Plan, Rows, check_tree
 from entmtp_calib.policy import Policy, chain_depth
-from entmtp_calib.sampling import entropy, top1_probability
+from entmtp_calib.sampling import entropy, top1
 from entmtp_calib.signals import Memory, SignalSpec, signal_value
 from entmtp_calib.topology import compile_tree
 from entmtp_calib.tree import EMPTY, Tree, chain, union
@@ -63,8 +63,8 @@ class Proposer(Protocol):
     """Proposes the tree of every step of one text."""
 
     @property
-    def max_rows(self) -> int:
-        """Rows of the widest tree it may propose."""
+    def row_counts(self) -> set[int]:
+        """Rows of the passes it may ask for; those of its widest tree among them."""
 
     @property
     def drafts(self) -> bool:
@@ -99,6 +99,11 @@ class Scheme:
             tree: torch.tensor([rows[path] for path in ((), *tree.paths)], device=device)
             for tree in {EMPTY, *trees}
         }
+        if heads and heads.graphs:
+            used = [self.together, *(plans[index] for index in policy.indices)]
+            heads.graphs.prepare_levels(
+                (level.depth, len(level.path_rows)) for plan in used for level in plan.levels
+            )
 
 
 class PolicyProposer:
@@ -109,9 +114,9 @@ class PolicyProposer:
         self._state, self._memory = scheme.policy.start(), Memory()
 
     @property
-    def max_rows(self) -> int:
-        """Rows of the policy's widest tree."""
-        return max(self._scheme.plans[index].n_rows for index in self._scheme.policy.indices)
+    def row_counts(self) -> set[int]:
+        """Those of the policy's trees, and plain decoding's where there is no position left."""
+        return {1, *(self._scheme.plans[index].n_rows for index in self._scheme.policy.indices)}
 
     @property
     def drafts(self) -> bool:
@@ -142,39 +147,69 @@ class Draft:
     """
 
     def __init__(self, scheme: Scheme, start: Start) -> None:
-        self._scheme, self._vector = scheme, start.vector
-        device = scheme.together.depths.device
-        self._ids = torch.empty(scheme.together.n_rows, dtype=torch.long, device=device)
-        self._ids[0] = start.root
-        self.chain_probs: list[float] = []
+        self._scheme, self._start = scheme, start
+        self._ids: Tensor | None = None  # of all the policy's trees, once it looks at the heads
+        self._read: list[float] = []
+        self._unread: list[Tensor] = []
 
     @property
     def levels(self) -> int:
         """Levels drafted so far, for all the policy's trees."""
-        return len(self.chain_probs)
+        return len(self._read) + len(self._unread)
+
+    @property
+    def chain_probs(self) -> list[float]:
+        """The greedy chain's probabilities as far as it is drafted."""
+        self.read()
+        return self._read
 
     def draft_to(self, depth: int) -> None:
-        """Draft all the policy's trees to a depth, and note the greedy chain's probabilities."""
-        for level in self._scheme.together.levels[self.levels : depth]:
-            probs = self._level(level, self._ids)
-            self.chain_probs.append(float(probs[0, 0]))  # the chain's parent is the first row
+        """Draft all the policy's trees to a depth, the greedy chain among them."""
+        together = self._scheme.together
+        if self._ids is None:
+            self._ids = self._root(together)
+        for level in together.levels[self.levels : depth]:
+            probs = self._level(level, self._ids, n_probs=1)
+            self._unread.append(probs[0, 0])  # the chain's parent is the first row
+
+    def read(self, *more: Tensor) -> list[float]:
+        """Numbers without dimensions, and the chain's probabilities, by one wait for the device."""
+        if not more and not self._unread:
+            return []
+        values = torch.stack([*more, *self._unread]).tolist()
+        self._read += values[len(more) :]
+        self._unread.clear()
+        return values[: len(more)]
 
     def tokens(self, plan: Plan) -> Tensor:
         """Token ids [n + 1] of a tree's rows; what is not there yet is drafted for it alone."""
-        done = plan.rows_to(self.levels)
-        ids = torch.empty(plan.n_rows, dtype=torch.long, device=self._ids.device)
-        ids[:done] = self._ids[self._scheme.rows[plan.tree][:done]]
+        if self._ids is None:
+            ids = self._root(plan)
+        else:
+            done = plan.rows_to(self.levels)
+            rows = self._scheme.rows[plan.tree]
+            if done == plan.n_rows:
+                return self._ids.take(rows)
+            ids = self._ids.new_empty(plan.n_rows)
+            ids[:done] = self._ids.take(rows[:done])
         for level in plan.levels[self.levels :]:
-            self._level(level, ids)
+            self._level(level, ids, n_probs=0)
         return ids
 
-    def _level(self, level: LevelPlan, ids: Tensor) -> Tensor:
-        """Fill in a level's ids; probabilities [R, k] of its parents' choices."""
-        heads = self._scheme.heads
+    def _root(self, plan: Plan) -> Tensor:
+        """Room for the ids [n + 1] of a plan, the root in its place."""
+        ids = torch.empty(plan.n_rows, dtype=torch.long, device=plan.depths.device)
+        ids[0] = self._start.root
+        return ids
+
+    def _level(self, level: LevelPlan, ids: Tensor, n_probs: int) -> Tensor:
+        """Fill in a level's ids; probabilities [n_probs, k] of its first parents' choices."""
+        heads, vector = self._scheme.heads, self._start.vector
         assert heads is not None  # check_tree lets no tree pass without heads
-        assert self._vector is not None
-        chosen, probs = heads.draft_level(level.depth, self._vector, ids[level.path_rows])
-        ids[level.node_rows] = chosen[level.node_parent, level.node_rank]
+        assert vector is not None
+        paths = ids.take(level.path_rows)
+        chosen, probs = heads.draft_level(level.depth, vector, paths, n_probs)
+        ids[level.first : level.end] = level.pick(chosen)
         return probs
 
 
@@ -192,10 +227,12 @@ class _Reader:
     def _value(self, spec: SignalSpec) -> float:
         if spec.is_average:
             return self._memory.average
-        self._draft.draft_to(spec.depth)
-        nats = entropy(self._logits) if spec.kind == "entropy" else 0.0
-        base = 0.0
+        if spec.depth:
+            self._draft.draft_to(spec.depth)
+        base = nats = 0.0
         if spec.kind in ("path_value", "base_top1"):
-            base = top1_probability(self._logits)
+            [base] = self._draft.read(top1(self._logits))
+        elif spec.kind == "entropy":
+            nats = entropy(self._logits)
         fresh = signal_value(spec, base, nats, self._draft.chain_probs)
         return self._memory.value(spec, fresh)

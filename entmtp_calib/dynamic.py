@@ -19,6 +19,7 @@ from entmtp_calib.errors import TreeError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.plan import Rows
 from entmtp_calib.topology import ancestor_mask
+from entmtp_calib.transfer import send, send_index
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class DynamicProposer:
         self._dynamic, self._heads, self._device = dynamic, heads, device
 
     @property
-    def max_rows(self) -> int:
-        """The root and the most nodes that are verified."""
-        return self._dynamic.nodes + 1
+    def row_counts(self) -> set[int]:
+        """The root alone, and with the most nodes that are verified."""
+        return {1, self._dynamic.nodes + 1}
 
     @property
     def drafts(self) -> bool:
@@ -74,7 +75,7 @@ class DynamicProposer:
 
     def propose(self, start: Start) -> Proposal:
         """The step's tree, or plain decoding where its deepest row might have no position."""
-        ids = torch.tensor([start.root], device=self._device)
+        ids = torch.full((1,), start.root, device=self._device)
         if self._dynamic.depth > start.room:
             return Proposal(ids, _rows([], [], self._device))
         assert self._heads is not None  # check_dynamic has seen to it
@@ -156,5 +157,5 @@ def _largest(values: Tensor, n: int) -> Tensor:
 def _rows(parents: list[int], depths: list[int], device: torch.device) -> Rows:
     """The rows of a tree whose nodes have these parent rows and depths."""
     parents, depths = [-1, *parents], [0, *depths]
-    mask = torch.from_numpy(ancestor_mask(parents)).to(device)
-    return Rows(parents, depths, torch.tensor(depths, device=device), mask)
+    mask = send(torch.from_numpy(ancestor_mask(parents)), device)
+    return Rows(parents, depths, send_index(depths, device), mask)

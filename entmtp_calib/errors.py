@@ -57,3 +57,7 @@ class ArtifactError(EntmtpError):
 
 class BusyError(ArtifactError):
     """Another process holds the run folder."""
+
+
+class EntmtpWarning(UserWarning):
+    """Something works, but not as well as it could; `str()` is one line."""

@@ -1,6 +1,6 @@
 """Files that are there whole or not at all, and one line about each that cannot be used.
 
-Everything the library writes goes through `write_bytes`, everything it reads back through the
+Everything the library writes goes through `write_chunks`, everything it reads back through the
 readers here: what the system refuses, and what is cut short, damaged, of another schema or of
 another format version is an `ArtifactError` that names the file and what to do. This module knows
 no run folders and none of the contents.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,15 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    """`write_chunks` for what is in memory already."""
+    write_chunks(path, [data])
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """Write a file so that it is there whole or not at all, whatever happens meanwhile.
+
+    Args:
+        chunks: the content, a part at a time; what they raise leaves no file.
 
     Raises:
         ArtifactError: no space, no permission, or another reason the system gives.
@@ -56,7 +64,9 @@ def write_bytes(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                for chunk in chunks:
+                    file.write(chunk)
+                    del chunk  # or it would stay while the next one is made
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

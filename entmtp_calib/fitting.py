@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
 from entmtp_calib.policy import Hysteresis, Ladder, Policy, Staged, Static
-from entmtp_calib.replay import NOT_CHOSEN, PolicyWalk, prompt_ms
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.staging import cuts, induced, useful
 from entmtp_calib.task import Task
 from entmtp_calib.trace import Floats, Ints
+from entmtp_calib.walks import NOT_CHOSEN, PolicyWalk
 
 LADDER_BINS = 16  # signal quantiles that a ladder may put thresholds between
 ROUNDS = 8  # iterations of the rate that tree costs are weighed by
@@ -129,16 +129,21 @@ def search_ladder(task: Task, signal: SignalSpec) -> Policy:
     best: Policy = Ladder(None, (), (task.best_static,))
     best_ms = task.ms(Static(task.best_static)).sum()
     costs = task.costs.ahead_ms(task.trees, signal.depth)[-1]
+
+    @cache  # ways from different trees soon meet
+    def tried(policy: Ladder) -> tuple[float, Ladder]:
+        steps = task.walk(policy)
+        total_ms = float(task.steps_ms(policy, steps).sum())
+        if not np.isfinite(total_ms):  # levels of so many parents were never timed
+            return total_ms, policy
+        return total_ms, _improved_ladder(task, signal, steps, total_ms, costs)
+
     for index in range(len(task.trees)):
         policy = Ladder(signal, (), (index,))
         for _ in range(ROUNDS):
-            steps = task.walk(policy)
-            total_ms = prompt_ms(task.trace, steps, task.costs.policy_ms(policy, task.trees)).sum()
-            if not np.isfinite(total_ms):
-                break  # levels of so many parents were never timed
+            total_ms, improved = tried(policy)
             if total_ms < best_ms:
                 best, best_ms = policy, total_ms
-            improved = _improved_ladder(task, signal, steps, total_ms, costs)
             if improved == policy:
                 break
             policy = improved
@@ -171,9 +176,10 @@ def _best_rising(worth: Floats) -> Ints:
     sums = np.zeros(n_columns)
     came_from = np.zeros((n_rows, n_columns), dtype=np.int64)
     for row in range(n_rows):
-        for column in range(n_columns):
-            came_from[row, column] = np.argmax(sums[: column + 1])
-        sums = sums[came_from[row]] + worth[row]
+        greatest = np.maximum.accumulate(sums)
+        is_greater = np.append(True, greatest[1:] > greatest[:-1])  # than all before it
+        came_from[row] = np.maximum.accumulate(np.where(is_greater, np.arange(n_columns), 0))
+        sums = greatest + worth[row]
     chosen = np.zeros(n_rows, dtype=np.int64)
     column = int(np.argmax(sums))
     for row in range(n_rows - 1, -1, -1):
@@ -187,9 +193,12 @@ def search_hysteresis(task: Task, signal: SignalSpec) -> Policy:
     single = Hysteresis(None, task.best_static, task.best_static)
     levels = [_levels(task, signal, index) for index in range(len(task.trees))]
 
+    @cache  # the grid of two thresholds has the single ones in it
+    def total_ms(policy: Hysteresis) -> float:
+        return float(task.ms(policy).sum())
+
     def cheapest(policies: Iterable[Hysteresis]) -> tuple[float, Hysteresis]:
-        timed = ((float(task.ms(policy).sum()), policy) for policy in policies)
-        return min(timed, key=lambda entry: entry[0])
+        return min(((total_ms(policy), policy) for policy in policies), key=lambda entry: entry[0])
 
     pairs = [
         cheapest(Hysteresis(signal, small, large, level, level) for level in levels[large])
@@ -217,12 +226,14 @@ def search_staged(task: Task) -> Policy:
 
     A deeper look must be worth `WORTHWHILE` more than a shallower one.
     """
-    best_ms, best = _replayed(task, _fixed_staged(task.best_static))
+    tried = cache(partial(_tried, task))  # all ways start from the same tree
+    best = _fixed_staged(task.best_static)
+    best_ms, _ = tried(best)
     for seen in range(1, max(tree.depth for tree in task.trees) + 1):
-        ms, policy = _settled(task, range(len(task.trees)), seen)
+        ms, policy = _settled(task, tried, range(len(task.trees)), seen)
         while True:
             options = [[k for k in policy.indices if k != out] for out in policy.indices]
-            found = [_settled(task, option, seen) for option in options if option]
+            found = [_settled(task, tried, option, seen) for option in options if option]
             less_ms, less = min(found, key=lambda entry: entry[0], default=(np.inf, policy))
             if less_ms >= ms:
                 break
@@ -232,24 +243,25 @@ def search_staged(task: Task) -> Policy:
     return best
 
 
-def _settled(task: Task, among: Sequence[int], seen: int) -> tuple[float, Staged]:
+def _tried(task: Task, policy: Staged) -> tuple[float, Ints]:
+    """Replayed time, and the rows where steps start that are not terminal."""
+    steps = task.walk(policy)
+    return float(task.steps_ms(policy, steps).sum()), np.flatnonzero(steps.chosen != NOT_CHOSEN)
+
+
+def _settled(
+    task: Task, tried: Callable[[Staged], tuple[float, Ints]], among: Sequence[int], seen: int
+) -> tuple[float, Staged]:
     """The best of the policies that induction goes through from the best fixed tree on."""
-    policy = _fixed_staged(task.best_static)
-    best = _replayed(task, policy)
+    policy, entries = _fixed_staged(task.best_static), []
     for _ in range(ROUNDS):
-        steps = task.walk(policy)
-        ms = prompt_ms(task.trace, steps, task.costs.policy_ms(policy, task.trees)).sum()
-        best = min(best, (float(ms), policy), key=lambda entry: entry[0])
-        rows = np.flatnonzero(steps.chosen != NOT_CHOSEN)
+        ms, rows = tried(policy)
+        entries.append((ms, policy))
         improved = induced(task, rows, len(task.trace) / ms, among, seen)
         if improved == policy:
             break
         policy, among = improved, improved.indices
-    return best
-
-
-def _replayed(task: Task, policy: Staged) -> tuple[float, Staged]:
-    return float(task.ms(policy).sum()), policy
+    return min(entries, key=lambda entry: entry[0])
 
 
 def _fixed_staged(index: int) -> Staged:

@@ -61,16 +61,30 @@ class Plan(Rows):
 
 
 class LevelPlan:
-    """Index tensors of one level: which paths to extend, and where the choices go."""
+    """Index tensors of one level: which paths to extend, and where the choices go.
+
+    Attributes:
+        depth: of the drafted nodes, from 1.
+        path_rows: int64 [R, depth], rows from the root to each parent.
+        first, end: the nodes' rows, which are contiguous.
+    """
 
     def __init__(self, level: Level, topology: Topology, device: torch.device) -> None:
         self.depth = level.depth
         ancestors = topology.ancestor_mask[level.parent_rows]
         paths = np.stack([np.flatnonzero(row) for row in ancestors])
         self.path_rows = torch.from_numpy(paths).to(device)
-        self.node_parent = torch.from_numpy(level.node_parent).to(device)
-        self.node_rank = torch.from_numpy(level.node_rank).to(device)
-        self.node_rows = torch.from_numpy(level.node_rows).to(device)
+        self.first, self.end = int(level.node_rows[0]), int(level.node_rows[-1]) + 1
+        self._parent = torch.from_numpy(level.node_parent).to(device)
+        self._rank = torch.from_numpy(level.node_rank).to(device)
+        self._flat: dict[int, Tensor] = {}
+
+    def pick(self, chosen: Tensor) -> Tensor:
+        """The nodes' tokens [m] out of their parents' choices [R, k]."""
+        k = chosen.shape[1]
+        if k not in self._flat:  # the same for all of a set of heads
+            self._flat[k] = self._parent * k + self._rank
+        return chosen.take(self._flat[k])
 
 
 def check_tree(tree: Tree, heads: Heads | None) -> None:

@@ -23,13 +23,26 @@ DRAFT_ON = -1  # in place of a tree's index: draft one level more, then decide
 Thresholds = tuple[float, ...]
 
 
+class _Reader:
+    """Reads a signal only to compare it with thresholds: all it sees is how many lie below."""
+
+    @property
+    def cuts(self) -> dict[SignalSpec, Thresholds]:
+        """What it may read, and the rising thresholds that it compares each value with."""
+        return {}
+
+    @property
+    def signals(self) -> tuple[SignalSpec, ...]:
+        """What it may read."""
+        return tuple(self.cuts)
+
+
 @dataclass(frozen=True)
-class Static:
+class Static(_Reader):
     """Always the same tree."""
 
     index: int
     name: ClassVar[str] = "static"
-    signals: ClassVar[tuple[SignalSpec, ...]] = ()
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -54,7 +67,7 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Ladder(_Reader):
     """The i-th index where exactly i thresholds lie below the signal.
 
     Attributes:
@@ -78,9 +91,9 @@ class Ladder:
         return self.indices[0]
 
     @property
-    def signals(self) -> tuple[SignalSpec, ...]:
-        """What it may read."""
-        return () if self.signal is None else (self.signal,)
+    def cuts(self) -> dict[SignalSpec, Thresholds]:
+        """See `_Reader`."""
+        return {} if self.signal is None else {self.signal: self.thresholds}
 
     def choose(self, state: int, read: Read) -> tuple[int, int]:
         """The tree's index, and the next state."""
@@ -104,7 +117,7 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class Hysteresis:
+class Hysteresis(_Reader):
     """Two trees: the large one above tau_on, the small one at or below tau_off, else as before.
 
     A text starts with the small one. The signal is None only where both are the same.
@@ -131,9 +144,10 @@ class Hysteresis:
         return (self.small,) if self.small == self.large else (self.small, self.large)
 
     @property
-    def signals(self) -> tuple[SignalSpec, ...]:
-        """What it may read."""
-        return () if self.signal is None else (self.signal,)
+    def cuts(self) -> dict[SignalSpec, Thresholds]:
+        """See `_Reader`."""
+        thresholds = tuple(sorted({self.tau_off, self.tau_on}))
+        return {} if self.signal is None else {self.signal: thresholds}
 
     def start(self) -> int:
         """The state at the start of a text."""
@@ -166,7 +180,7 @@ class Hysteresis:
 
 
 @dataclass(frozen=True)
-class Staged:
+class Staged(_Reader):
     """Decides while drafting: at each level of the greedy chain, stop with a tree or draft on.
 
     Level 0 is before any drafting and looks at nothing; level d looks at `level_signal(d)`. What
@@ -196,9 +210,10 @@ class Staged:
         return tuple(sorted({a for level in self.actions for a in level if a != DRAFT_ON}))
 
     @property
-    def signals(self) -> tuple[SignalSpec, ...]:
-        """What it may read."""
-        return tuple(level_signal(depth) for depth in range(1, len(self.actions)))
+    def cuts(self) -> dict[SignalSpec, Thresholds]:
+        """See `_Reader`."""
+        levels = enumerate(self.thresholds)
+        return {level_signal(depth): thresholds for depth, thresholds in levels if depth}
 
     def start(self) -> int:
         """The state at the start of a text; every step is decided afresh."""
@@ -246,9 +261,7 @@ def chain_depth(policy: Policy) -> int:
 
 
 Policy = Static | Ladder | Hysteresis | Staged
-_POLICIES: dict[str, type[Policy]] = {
-    kind.name: kind for kind in (Static, Ladder, Hysteresis, Staged)
-}
+_POLICIES: dict[str, type[Policy]] = {k.name: k for k in (Static, Ladder, Hysteresis, Staged)}
 
 
 def policy_from_dict(data: Mapping[str, Any]) -> Policy:

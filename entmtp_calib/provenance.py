@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import resource
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -135,6 +136,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if before is not None and load is not None and abs(load - before) > (cores or 1):
         lines.append(f"load average {before:.1f} then, {load:.1f} now, on {cores} cores")
     return lines
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had resident at once."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def sha256_json(value: Any) -> str:

@@ -16,6 +16,20 @@ from torch import Tensor
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.errors import ModelError
+from entmtp_calib.largest import largest
+from entmtp_calib.transfer import send, send_index
+
+NOT_FINITE = -1  # in place of a token, where a row of logits holds NaN or +inf, or nothing finite
+_IMPOSSIBLE = -1e4  # in place of the logarithm of 0
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The best token of each row, int64 [n] for logits [n, V]; ties go to the smaller id.
+
+    `NOT_FINITE` in its place, so that nobody waits for the device only to look for bad rows.
+    """
+    best, index = largest(logits)
+    return torch.where(best.isfinite(), index, NOT_FINITE)
 
 
 def choose(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> Tensor:
@@ -29,38 +43,79 @@ def choose(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -
     Returns:
         int64 [n] on the logits' device; ties go to the smaller id.
     """
-    best, index = logits.max(dim=-1)
-    if not torch.isfinite(best).all():
-        row = int((~torch.isfinite(best)).nonzero()[0, 0])
-        raise ModelError(
-            f"the target's logits at position {positions[row]} are not finite",
-            "finite numbers",
-            "load the model with --dtype float32, and check its weights",
-        )
+    best = greedy(logits)
+    _check_finite(best.tolist(), positions)
     if sampling.temperature == 0:
-        return index
+        return best
+    return draw(logits, positions, sampling)
+
+
+def draw(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> Tensor:
+    """A sample at each row, int64 [n], for finite logits and a temperature above 0."""
     return noisy_scores(logits, positions, sampling).argmax(dim=-1)
 
 
 class Choices:
-    """What the target chooses after each row of a pass; draws are made only where looked at.
+    """What the target chooses after each row of a pass.
 
-    Greedy choices of all rows are one operation. A draw sorts a whole vocabulary, and of a tree's
-    rows only those on the accepted path are ever asked for.
+    A draw sorts a whole vocabulary, and of a tree's rows only those on the accepted path are ever
+    asked for: on a CPU they are drawn when looked at.
+
+    Args:
+        logits: [n, V].
+        positions: n absolute positions of the chosen tokens.
+        sampling: temperature, top-k, top-p and seed.
+        best: n tokens as `greedy` finds them, where they are known already.
+        drawn: n draws, where they are known already.
+
+    Raises:
+        ModelError: a row of the logits is not finite.
     """
 
-    def __init__(self, logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        positions: Sequence[int],
+        sampling: SamplingConfig,
+        best: list[int] | None = None,
+        drawn: list[int] | None = None,
+    ) -> None:
         self._logits, self._positions, self._sampling = logits, positions, sampling
-        self._known: dict[int, int] = {}
-        if sampling.temperature == 0:
-            self._known = dict(enumerate(choose(logits, positions, sampling).tolist()))
+        best = greedy(logits).tolist() if best is None else best
+        _check_finite(best, positions)
+        known = best if sampling.temperature == 0 else drawn
+        self._known: dict[int, int] = dict(enumerate(known or ()))
+
+    @classmethod
+    def read(
+        cls, report: Tensor, logits: Tensor, positions: Sequence[int], sampling: SamplingConfig
+    ) -> tuple[list[int], Choices]:
+        """A pass's tokens and the choices after them, having waited for the device once.
+
+        Args:
+            report: int64 [2, n], the tokens of the rows and what `greedy` makes of their logits.
+        """
+        if sampling.temperature == 0 or logits.device.type == "cpu":
+            ids, best = report.tolist()
+            return ids, cls(logits, positions, sampling, best)
+        drawn = draw(logits, positions, sampling)
+        ids, best, known = torch.cat([report, drawn[None]]).tolist()
+        return ids, cls(logits, positions, sampling, best, known)
 
     def __getitem__(self, row: int) -> int:
         if row not in self._known:
             at = slice(row, row + 1)
-            chosen = choose(self._logits[at], [self._positions[row]], self._sampling)
-            self._known[row] = int(chosen)
+            self._known[row] = int(draw(self._logits[at], [self._positions[row]], self._sampling))
         return self._known[row]
+
+
+def _check_finite(best: list[int], positions: Sequence[int]) -> None:
+    if NOT_FINITE in best:
+        raise ModelError(
+            f"the target's logits at position {positions[best.index(NOT_FINITE)]} are not finite",
+            "finite numbers",
+            "load the model with --dtype float32, and check its weights",
+        )
 
 
 def typicality(
@@ -80,37 +135,53 @@ def typicality(
     rows = sorted(set(parents[1:]))  # leaves are nobody's parent
     if not rows:
         return [1.0], [0.0]
-    log_probs = log_probabilities(logits[rows], sampling)
-    index = torch.tensor([rows.index(parent) for parent in parents[1:]], device=logits.device)
-    probs = log_probs[index, torch.tensor(ids[1:], device=logits.device)].exp()
-    nats = _entropies(log_probs)[index]
-    return [1.0, *probs.tolist()], [0.0, *nats.tolist()]
+    at, tokens, index = (
+        send_index(numbers, logits.device)
+        for numbers in (rows, ids[1:], [rows.index(parent) for parent in parents[1:]])
+    )
+    log_probs = log_probabilities(logits.index_select(0, at), sampling)
+    probs = log_probs[index, tokens].exp()
+    # 0 log 0 is 0; impossible tokens have log 0 = -inf.
+    nats = -(log_probs.exp() * log_probs.clamp(min=_IMPOSSIBLE)).sum(-1)[index]
+    found_probs, found_nats = torch.stack([probs, nats]).tolist()
+    return [1.0, *found_probs], [0.0, *found_nats]
+
+
+def top1(logits: Tensor) -> Tensor:
+    """Probability of the best token at temperature 1, without dimensions; logits [V]."""
+    return logits.softmax(0).max()
+
+
+def certainty(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """`top1`, and the entropy at temperature 1 in nats, without dimensions.
+
+    One row at a time, wherever they are asked for, so that a trace holds what decoding sees.
+
+    Args:
+        logits: [V], -inf for impossible tokens.
+    """
+    probs = logits.softmax(0)
+    best = probs.max()
+    below = (logits - logits.max()).clamp_(min=_IMPOSSIBLE)  # 0 log 0 is 0
+    # With p = best * exp(below), -sum p log p is -log best - sum p * below.
+    return best, -(best.log() + probs.dot(below))
 
 
 def top1_probability(logits: Tensor) -> float:
-    """Probability of the best token at temperature 1; logits [V].
-
-    One row at a time, wherever it is asked for, so that a trace holds what decoding sees.
-    """
-    return float((logits.max() - logits.logsumexp(0)).exp())
+    """`top1` as a number."""
+    return float(top1(logits))
 
 
 def entropy(logits: Tensor) -> float:
-    """Entropy of the distribution at temperature 1 in nats; logits [V], -inf for impossible."""
-    return float(_entropies(logits.log_softmax(0)))
-
-
-def _entropies(log_probs: Tensor) -> Tensor:
-    """Entropies [...] in nats of log-probabilities [..., V]."""
-    # 0 log 0 is 0; impossible tokens have log 0 = -inf.
-    return -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)
+    """The entropy of `certainty` as a number."""
+    return float(certainty(logits)[1])
 
 
 def noisy_scores(logits: Tensor, positions: Sequence[int], sampling: SamplingConfig) -> Tensor:
     """Log-probabilities plus noise [n, V] in float64: their argmax is the draw."""
     scores = log_probabilities(logits, sampling)
     noise = {position: gumbel(sampling.seed, position, logits.shape[-1]) for position in positions}
-    return scores + torch.stack([noise[position] for position in positions]).to(scores.device)
+    return scores + send(torch.stack([noise[position] for position in positions]), scores.device)
 
 
 def log_probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:

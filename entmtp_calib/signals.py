@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +50,13 @@ class SignalSpec:
             raise ValueError(f"signal {self.kind!r} cannot have depth {self.depth}")
         if self.running and self.is_average:
             raise ValueError(f"signal {self.kind!r} is a running estimate already")
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.depth, self.running))
+
+    def __hash__(self) -> int:
+        return self._hash  # every reading of a signal looks it up
 
     @property
     def is_average(self) -> bool:
@@ -88,8 +96,9 @@ class Memory:
         if not spec.running:
             return fresh
         before = self._running.get(spec, fresh)
-        self._running[spec] = before + AVERAGE_ALPHA * (fresh - before)
-        return self._running[spec]
+        now = before + AVERAGE_ALPHA * (fresh - before)
+        self._running[spec] = now
+        return now
 
     def observe(self, accepted_draft_tokens: int, speculated: bool) -> None:
         """Take in a step.

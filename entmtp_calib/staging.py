@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from entmtp_calib.policy import DRAFT_ON, Staged, level_signal
-from entmtp_calib.replay import signal_values
 from entmtp_calib.task import Task
 from entmtp_calib.trace import Floats, Ints, Trace
+from entmtp_calib.walks import signal_values
 
 BINS = 8  # ranges of the chain value per level
 

@@ -34,7 +34,8 @@ class Generation:
     tokens: list[int]
     """Generated ids, up to and with the first EOS."""
     reason: str
-    """stop (EOS), length (the token limit) or positions (the model's last position)."""
+    """stop (EOS), length (the token limit), positions (the model's last position), or criterion (a
+    stopping criterion of the caller's)."""
     steps: list[Step]
     prefill_seconds: float
 

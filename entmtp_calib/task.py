@@ -14,9 +14,10 @@ import numpy as np
 from entmtp_calib.costs import Costs
 from entmtp_calib.errors import DataError
 from entmtp_calib.policy import Policy, Static
-from entmtp_calib.replay import PolicyWalk, accepted, prompt_ms, walk_policy
+from entmtp_calib.replay import accepted
 from entmtp_calib.trace import Floats, Ints, Trace
 from entmtp_calib.tree import Tree
+from entmtp_calib.walks import PolicyWalk, prompt_ms, walk_policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,11 @@ class Task:
 
     def ms(self, policy: Policy) -> Floats:
         """[P], replayed time of each text."""
-        return prompt_ms(self.trace, self.walk(policy), self.costs.policy_ms(policy, self.trees))
+        return self.steps_ms(policy, self.walk(policy))
+
+    def steps_ms(self, policy: Policy, steps: PolicyWalk) -> Floats:
+        """[P], the time of each text's steps, which are those that the policy takes."""
+        return prompt_ms(self.trace, steps, self.costs.policy_ms(policy, self.trees))
 
     def tokens_per_second(self, policy: Policy) -> float:
         """Replayed rate; of the steps alone, since a prompt's own pass is in no trace."""

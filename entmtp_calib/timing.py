@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,9 @@ from numpy.typing import ArrayLike, NDArray
 Method = TypeVar("Method")
 
 CONFIDENCE = 0.95
+
+Mark = Any
+"""A point in time: seconds on the host, or an event of the device."""
 
 
 class Clock:
@@ -36,6 +39,22 @@ class Clock:
 
             torch.cuda.synchronize(self._asynchronous)
         return time.perf_counter()
+
+    def mark(self) -> Mark:
+        """This point in what the device was given to do; nobody waits for it."""
+        if not self._asynchronous:
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._asynchronous))
+        return event
+
+    def milliseconds(self, begin: Mark, end: Mark) -> float:
+        """From mark to mark, once the device is known to have passed both."""
+        if isinstance(begin, float):
+            return 1000 * (end - begin)
+        return float(begin.elapsed_time(end))
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,15 @@ def relative_spread(values: Sequence[float]) -> float:
     """Interquartile range over the median: repeats that scatter more than they differ."""
     low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), [25, 50, 75])
     return float((high - low) / middle)
+
+
+def median_error(values: Sequence[float]) -> float:
+    """Standard error of the median, as a share of it.
+
+    That of a normal distribution with the same interquartile range: sqrt(pi / 2) * sigma / sqrt(n)
+    with sigma = range / 1.349, so that a few outliers, which leave the median alone, do not count.
+    """
+    return math.sqrt(math.pi / 2 / len(values)) * relative_spread(values) / 1.349
 
 
 def mean_interval(

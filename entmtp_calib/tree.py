@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -89,8 +89,8 @@ class Tree:
             return "plain"
         if self.paths == _chain_paths(self.depth):
             return f"chain-{self.depth}"
-        if self.paths == _HYDRA_PATHS:
-            return "hydra-default"
+        if self.paths in _PUBLISHED:
+            return _PUBLISHED[self.paths]
         digest = hashlib.sha256(json.dumps(self.paths).encode()).hexdigest()
         return f"t{self.n_nodes}d{self.depth}-{digest[:6]}"
 
@@ -133,13 +133,16 @@ def union(trees: Iterable[Tree]) -> Tree:
 
 def draw(tree: Tree) -> str:
     """The tree as text, one node a line, named by its child rank."""
+    return "\n".join(["root", *(stem + str(path[-1]) for path, stem in stems(tree))])
+
+
+def stems(tree: Tree) -> Iterator[tuple[Path, str]]:
+    """The nodes in the order of a drawing, each with the lines that lead to it."""
     last = {path[:-1]: path[-1] for path in tree.paths}  # siblings stand in rising order
-    lines = ["root"]
     for path in sorted(tree.paths):  # lexicographic order visits a parent before its children
         ends = [last[path[:level]] == path[level] for level in range(len(path))]
-        stems = ["   " if end else "│  " for end in ends[:-1]]
-        lines.append("".join(stems) + ("└─ " if ends[-1] else "├─ ") + str(path[-1]))
-    return "\n".join(lines)
+        lines = ["   " if end else "│  " for end in ends[:-1]]
+        yield path, "".join(lines) + ("└─ " if ends[-1] else "├─ ")
 
 
 def _plain_path(path: Iterable[int]) -> Path:
@@ -195,6 +198,17 @@ _HYDRA_PATHS = _paths_of_child_counts(
     | {(0, rank): count for rank, count in enumerate([10, 3, 2, 1, 1, 1, 1, 1])}
     | {(1, 0): 2, (2, 0): 1, (0, 0, 0): 2}
 )
+# The one that Medusa-2 decodes its fine-tuned Vicuna-7B with (`vicuna_7b_stage2`).
+_MEDUSA2_PATHS = _paths_of_child_counts(
+    {(): 10}
+    | {(rank,): count for rank, count in enumerate([10, 5, 2, 2, 1, 1, 1, 1])}
+    | {(0, rank): count for rank, count in enumerate([9, 4, 2, 1, 1, 1])}
+    | {(1, 0): 3, (1, 1): 1, (2, 0): 1}
+    | {(0, 0, 0): 4, (0, 0, 1): 1, (0, 0, 2): 1, (0, 1, 0): 1}
+)
+_PUBLISHED = {_HYDRA_PATHS: "hydra-default", _MEDUSA2_PATHS: "medusa2-default"}
 
 EMPTY = Tree(())
 HYDRA_DEFAULT = Tree(_HYDRA_PATHS)
+"""Medusa's default too: both ship the same list, `mc_sim_7b_63`."""
+MEDUSA2_DEFAULT = Tree(_MEDUSA2_PATHS)

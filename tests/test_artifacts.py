@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from entmtp_calib import files, records
-from entmtp_calib.artifacts import RunFolder
+from entmtp_calib import parts as parts_module
+from entmtp_calib.artifacts import Effort, RunFolder
 from entmtp_calib.errors import ArtifactError, BusyError
 
 CONFIG = {"task": "gsm8k", "seed": 0}
@@ -255,12 +256,77 @@ def test_parts_are_there_after_a_restart_and_gone_when_the_stage_is_done(tmp_pat
 def test_parts_leave_a_complete_folder_complete(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, CONFIG) as folder:
         folder.write_json("result.json", 1)
-        folder.mark_done("stage", INPUTS, ["result.json"], seconds=1.5)
+        folder.mark_done("stage", INPUTS, ["result.json"])
         folder.finish({})
         folder.partial("other", INPUTS).write_json(0, "part")
-    folder = RunFolder.open(tmp_path)
-    folder.verify()
-    assert (folder.seconds("stage"), folder.seconds("other")) == (1.5, None)
+    RunFolder.open(tmp_path).verify()
+
+
+class Ticking:
+    """A clock that a test moves by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(parts_module, "perf_counter", lambda: self.now)
+
+
+def test_the_seconds_of_an_interrupted_stage_add_up_as_far_as_its_parts_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Ticking(monkeypatch)
+    with RunFolder.create(tmp_path, CONFIG) as folder:
+        parts = folder.partial("stage", INPUTS)
+        clock.now += 7.0
+        parts.write_json(0, "kept")
+        clock.now += 40.0  # the part that it was at when it was killed
+    clock.now += 1000.0
+    with RunFolder.create(tmp_path, CONFIG) as folder:
+        parts = folder.partial("stage", INPUTS)
+        clock.now += 2.0
+        parts.write_table(1, part(1))
+        clock.now += 0.5
+        folder.mark_done("stage", INPUTS, [])
+        effort = folder.effort("stage")
+    assert effort is not None
+    assert (effort.seconds, effort.reused) == (9.5, False)
+
+
+def test_seconds_of_parts_made_from_other_inputs_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Ticking(monkeypatch)
+    with RunFolder.create(tmp_path, CONFIG) as folder:
+        parts = folder.partial("stage", INPUTS)
+        clock.now += 7.0
+        parts.write_json(0, "dropped")
+        folder.partial("stage", INPUTS | {"model": "new"})
+        clock.now += 2.0
+        folder.mark_done("stage", INPUTS | {"model": "new"}, [])
+        effort = folder.effort("stage")
+    assert effort is not None
+    assert effort.seconds == 2.0
+
+
+def test_a_stage_of_an_earlier_process_is_reused_with_what_it_took(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, CONFIG) as folder:
+        folder.mark_done("stage", INPUTS, [], seconds=1.5)
+        effort = folder.effort("stage")
+        assert effort is not None
+        assert (effort.seconds, effort.reused) == (1.5, False)
+        assert effort.peak_bytes is not None
+        assert 2**20 < effort.peak_bytes < 2**45
+        assert folder.effort("other") is None
+    with RunFolder.create(tmp_path, CONFIG) as folder:
+        assert folder.effort("stage") == Effort(1.5, effort.peak_bytes, reused=True)
+
+
+def test_a_run_of_an_earlier_version_noted_no_effort(tmp_path: Path) -> None:
+    path = finished(tmp_path)
+    run = json.loads((path / "run.json").read_text())
+    for name in ("seconds", "peak_bytes"):
+        del run["stages"]["stage"][name]
+    edit(path / "run.json", **run)
+    assert RunFolder.open(path).effort("stage") == Effort(None, None, reused=True)
 
 
 def test_parts_made_from_other_inputs_are_dropped(tmp_path: Path) -> None:
@@ -306,8 +372,9 @@ def test_a_run_killed_at_any_part_ends_like_an_uninterrupted_one(tmp_path: Path)
         assert run.stdout is not None
         assert "9" not in run.stdout.read().split()
         assert run.wait() == 0
-    for name in ("sum.json", "run.json"):
-        assert (whole / name).read_bytes() == (cut / name).read_bytes()
+    assert (whole / "sum.json").read_bytes() == (cut / "sum.json").read_bytes()
+    stages = [json.loads((path / "run.json").read_text())["stages"]["sum"] for path in (whole, cut)]
+    assert stages[0]["outputs"] == stages[1]["outputs"]
     assert names(cut) == names(whole) == ["manifest.json", "run.json", "sum.json"]
     RunFolder.open(cut).verify()
 

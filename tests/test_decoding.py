@@ -14,11 +14,12 @@ from entmtp_calib.config import AcceptanceConfig, SamplingConfig
 from entmtp_calib.decoding import Decoder
 from entmtp_calib.errors import DataError, ModelError, TreeError, UsageError
 from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Policy, Staged, Static
-from entmtp_calib.replay import NOT_CHOSEN, accepted, walk_policy
+from entmtp_calib.replay import accepted
 from entmtp_calib.signals import SignalSpec
-from entmtp_calib.stages.rollout import trace_prompt
+from entmtp_calib.stages.rollout import traces
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.tree import EMPTY, Tree, chain
+from entmtp_calib.walks import NOT_CHOSEN, walk_policy
 
 PROMPT = (2, 7, 1, 8, 2, 8)
 TREES = [EMPTY, chain(1), chain(3), Tree.of([(0,), (1,), (3,), (0, 1), (1, 0), (1, 0, 2)])]
@@ -47,7 +48,7 @@ def test_replay_equals_live_decoding_step_by_step(
     target = toys.rand()
     heads = saved_and_loaded(random_heads(target, prefix=prefix), target, tmp_path)
     decoder = Decoder(target, heads, TREES, sampling)
-    trace = trace_prompt(Decoder(target, heads, [chain(2)], sampling), PROMPT, 50, 0)
+    [(_, trace)] = traces(target, heads, {0: PROMPT}, 50, sampling)
     lengths = np.stack([accepted(tree, trace.ranks) for tree in TREES])
     speculates = np.array([tree.n_nodes > 0 for tree in TREES])
     for policy in POLICIES:

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 import torch
 from test_lossless import random_tree
+from torch import Tensor
 
 from entmtp_calib.config import SamplingConfig
-from entmtp_calib.decoding import Decoder
+from entmtp_calib.decoding import Chooser, Decoder
 from entmtp_calib.dynamic import Dynamic
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.prompts import encode
-from entmtp_calib.replay import accepted, walk_policy
+from entmtp_calib.replay import accepted
 from entmtp_calib.signals import SignalSpec
-from entmtp_calib.stages.rollout import trace_prompt
+from entmtp_calib.stages.rollout import traces
 from entmtp_calib.stages.setup import DEFAULT_HEADS, open_heads
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
+from entmtp_calib.walks import walk_policy
 
 
 def has_default_model() -> bool:
@@ -61,9 +63,18 @@ def test_trees_and_policies_change_nothing(
     trees += [random_tree(rng, rng.randrange(5, 30), 4, 8) for _ in range(2)]
     decoder = Decoder(target, heads, trees, sampling)
     prompt = encode(target.tokenizer, QUESTION)
-    plain = decoder.generate(prompt, Static(0), TOKENS).tokens
+
+    def decoded(chooser: Chooser) -> tuple[list[int], Tensor]:
+        rows: list[Tensor] = []
+        done = decoder.generate(prompt, chooser, TOKENS, observer=lambda _, seen: rows.append(seen))
+        return done.tokens, torch.cat(rows)
+
+    plain, logits = decoded(Static(0))
     for chooser in [*(Static(i) for i in range(1, len(trees))), Dynamic(5, 8, 4)]:
-        assert decoder.generate(prompt, chooser, TOKENS).tokens == plain, chooser
+        tokens, found = decoded(chooser)
+        assert tokens == plain, chooser
+        # A pass that holds the text's last token has a row for what would come after it.
+        assert torch.equal(found[: len(logits)], logits), f"{chooser}: other bits"
 
 
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, top_p=0.95, seed=3)])
@@ -72,8 +83,7 @@ def test_replay_is_what_policies_do_step_by_step(
 ) -> None:
     trees = [EMPTY, chain(1), Tree.of([(0,), (1,), (0, 0)]), chain(4)]
     prompt = encode(target.tokenizer, QUESTION)
-    recorder = Decoder(target, heads, [chain(2)], sampling)
-    trace = trace_prompt(recorder, tuple(prompt), TOKENS, 0)
+    [(_, trace)] = traces(target, heads, {0: prompt}, TOKENS, sampling)
     lengths = np.stack([accepted(tree, trace.ranks) for tree in trees])
     decoder = Decoder(target, heads, trees, sampling)
     middle = float(np.median(trace.chain_probs[:, 0]))
@@ -117,3 +127,15 @@ def test_the_default_heads_beat_chance_by_far(target: Target, heads: Heads) -> N
     prompt = encode(target.tokenizer, QUESTION)
     generated = Decoder(target, heads, [chain(heads.n_heads)]).generate(prompt, Static(0), 48)
     assert generated.mean_emitted_tokens > 1.5
+
+
+def test_a_live_signal_has_the_bits_of_the_traces(target: Target, heads: Heads) -> None:
+    """Else a policy whose threshold is a value of the trace may decide otherwise than in replay."""
+    prompt = encode(target.tokenizer, QUESTION)
+    [(_, trace)] = traces(target, heads, {0: prompt}, TOKENS, SamplingConfig())
+    decoder = Decoder(target, heads, [Tree.of([(0,), (1,), (2,)]), chain(3)])
+    middle = float(np.median(trace.chain_probs[:, 0]))
+    ladder = Ladder(SignalSpec("chain_value", 1), (middle,), (0, 1))
+    steps = [step for step in decoder.generate(prompt, ladder, TOKENS).steps if step.rows]
+    expected = [trace.chain_probs[step.position - len(prompt), 0] for step in steps]
+    assert [step.signal for step in steps] == expected

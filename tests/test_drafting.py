@@ -36,9 +36,9 @@ def counted(heads: Heads) -> Iterator[list[tuple[int, int]]]:
     calls: list[tuple[int, int]] = []
     original = heads.draft_level
 
-    def counting(depth: int, vector: torch.Tensor, paths: torch.Tensor):  # type: ignore[no-untyped-def]
+    def counting(depth: int, vector: torch.Tensor, paths: torch.Tensor, n_probs: int):  # type: ignore[no-untyped-def]
         calls.append((depth, len(paths)))
-        return original(depth, vector, paths)
+        return original(depth, vector, paths, n_probs)
 
     heads.draft_level = counting  # type: ignore[method-assign]
     yield calls
@@ -116,6 +116,25 @@ def test_the_chains_probabilities_are_those_of_the_greedy_path() -> None:
         expected.append(float(probs[0, 0]))
         path.append(int(ids[0, 0]))
     assert draft.chain_probs == pytest.approx(expected)
+
+
+def test_probabilities_are_made_of_the_chain_alone_and_only_while_looking() -> None:
+    target = toys.rand()
+    heads = random_heads(target)
+    plans = [Plan(compile_tree(tree), torch.device("cpu")) for tree in TREES]
+    asked: list[int] = []
+    original = heads.draft_level
+
+    def asking(depth: int, vector: torch.Tensor, paths: torch.Tensor, n_probs: int):  # type: ignore[no-untyped-def]
+        asked.append(n_probs)
+        return original(depth, vector, paths, n_probs)
+
+    heads.draft_level = asking  # type: ignore[method-assign]
+    start = Start(5, torch.zeros(target.vocab_size), torch.randn(target.hidden_size), room=9)
+    draft = Draft(Scheme(LOOKING[0], plans, heads), start)
+    draft.draft_to(2)
+    draft.tokens(plans[3])
+    assert asked == [1, 1, 0]
 
 
 def test_a_policy_cannot_look_deeper_than_the_heads() -> None:

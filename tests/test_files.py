@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,21 @@ def test_json_and_tables_survive_a_round_trip(tmp_path: Path) -> None:
     files.write_table(tmp_path / "a.parquet", steps())
     read = files.read_table(tmp_path / "a.parquet", records.STEPS_SCHEMA)
     assert read.equals(steps(), check_metadata=True)
+
+
+def test_chunks_are_joined_and_a_failing_one_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    files.write_chunks(path, (bytes([n]) for n in range(3)))
+    assert path.read_bytes() == b"\x00\x01\x02"
+
+    def failing() -> Iterator[bytes]:
+        yield b"new"
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        files.write_chunks(path, failing())
+    assert path.read_bytes() == b"\x00\x01\x02"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_other_readers_get_the_declared_types(tmp_path: Path) -> None:

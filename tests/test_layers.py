@@ -15,17 +15,18 @@ LIBRARY = ROOT / "entmtp_calib"
 # A module imports only from what stands above it; a package counts as one layer.
 LAYERS = """
     errors progress config tree records
-    topology acceptance sampling signals policy trace replay costs task staging fitting
-    prediction frontier growth
-    timing provenance files artifacts prompts targets heads bank
+    topology acceptance transfer largest sampling signals policy trace decisions walks replay costs
+    task staging fitting prediction frontier growth
+    timing racing provenance files locks parts formats ablation artifacts prompts targets heads bank
     plan drafting dynamic steps decoding
-    stages
+    stages generate
 """.split()
 
 NO_TORCH = set(
     """
-    errors progress config tree records topology acceptance signals policy trace replay costs
-    task staging fitting prediction frontier growth provenance files artifacts bank steps
+    errors progress config tree records topology acceptance signals policy trace decisions walks
+    replay costs task staging fitting prediction frontier growth provenance files locks parts
+    formats ablation artifacts bank steps
     """.split()
 )
 HEAVY = {"torch", "transformers", "datasets", "pandas"}

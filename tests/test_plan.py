@@ -35,7 +35,14 @@ def test_a_levels_paths_lead_from_the_root_to_each_parent() -> None:
         [[0, 1], [0, 2]],
         [[0, 1, 3]],
     ]
-    assert [level.node_rows.tolist() for level in levels] == [[1, 2], [3, 4], [5]]
+    assert [(level.first, level.end) for level in levels] == [(1, 3), (3, 5), (5, 6)]
+
+
+def test_a_level_picks_each_nodes_rank_among_its_parents_choices() -> None:
+    chosen = torch.arange(40).view(2, 20)  # parent 0 chooses 0 .. 19, parent 1 chooses 20 .. 39
+    levels = plan(BRANCHED).levels
+    picked = [level.pick(chosen[: len(level.path_rows)]).tolist() for level in levels]
+    assert picked == [[0, 2], [1, 20], [3]]
 
 
 def test_a_chain_needs_no_mask_and_a_side_branch_does() -> None:

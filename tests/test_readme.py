@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_every_part_on_the_map_is_there() -> None:
     assert not missing
     modules = {path.stem for path in library.glob("*.py")} - {"__init__"}
     assert modules <= {name.strip("/") for name in names}
+
+
+def test_the_readmes_python_is_that_of_the_examples() -> None:
+    examples = [path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")]
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert blocks
+    for block in blocks:
+        inside = textwrap.indent(block, "    ")
+        assert any(inside in example for example in examples), block
 
 
 def test_the_tests_of_ci_are_the_readmes() -> None:

@@ -9,8 +9,12 @@ import torch
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.errors import ModelError, UsageError
 from entmtp_calib.sampling import (
+    NOT_FINITE,
+    Choices,
+    certainty,
     choose,
     entropy,
+    greedy,
     gumbel,
     log_probabilities,
     top1_probability,
@@ -85,6 +89,30 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert kept == [True, True, False]
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
+@pytest.mark.parametrize("at", [0, 300, -1])
+def test_a_row_that_is_not_finite_has_no_best_token(bad: float | None, at: int) -> None:
+    rows = torch.randn(3, 700)
+    rows[1] = -torch.inf if bad is None else rows[1]
+    rows[1, at] = -torch.inf if bad is None else bad
+    best = greedy(rows).tolist()
+    assert best[1] == NOT_FINITE
+    assert NOT_FINITE not in (best[0], best[2])
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.9, seed=2)])
+def test_a_report_gives_the_tokens_and_the_choices_after_them(sampling: SamplingConfig) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(4))
+    report = torch.stack([torch.tensor([4, 5, 6]), greedy(logits)])
+    ids, choices = Choices.read(report, logits, [7, 8, 8], sampling)
+    assert ids == [4, 5, 6]
+    assert [choices[row] for row in range(3)] == choose(logits, [7, 8, 8], sampling).tolist()
+    logits[2, 0] = torch.nan
+    report[1] = greedy(logits)
+    with pytest.raises(ModelError, match="position 9 are not finite"):
+        Choices.read(report, logits, [7, 8, 9], sampling)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_stop_the_run(bad: float) -> None:
     rows = LOGITS.repeat(2, 1)
@@ -138,6 +166,10 @@ def test_top_1_probability_and_entropy_of_known_distributions() -> None:
     assert top1_probability(logits) == pytest.approx(0.5)
     assert entropy(logits) == pytest.approx(1.5 * np.log(2))
     assert entropy(torch.zeros(50)) == pytest.approx(np.log(50))
+    assert [float(value) for value in certainty(logits)] == [
+        top1_probability(logits),
+        entropy(logits),
+    ]
 
 
 def test_impossible_tokens_and_large_logits_do_no_harm_to_a_signal() -> None:

@@ -12,11 +12,12 @@ from traces import linear_costs, random_trace, telling_trace, trace_of
 
 from entmtp_calib.costs import Costs
 from entmtp_calib.policy import DRAFT_ON, Staged, Static
-from entmtp_calib.replay import NOT_CHOSEN, accepted, prompt_ms, walk_policy
+from entmtp_calib.replay import accepted
 from entmtp_calib.staging import BINS, induced, useful
 from entmtp_calib.task import Task
 from entmtp_calib.trace import Trace
 from entmtp_calib.tree import EMPTY, Tree, chain
+from entmtp_calib.walks import NOT_CHOSEN, prompt_ms, walk_policy
 
 SEEDS = st.integers(0, 10**6)
 CHAINS = [EMPTY, chain(1), chain(2), chain(3)]

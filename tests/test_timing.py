@@ -18,6 +18,7 @@ from entmtp_calib.timing import (
     is_tie,
     mean_interval,
     median,
+    median_error,
     paired_bootstrap,
     relative_spread,
 )
@@ -150,3 +151,12 @@ def test_resamples_without_a_figure_are_left_out_and_no_figure_has_no_interval()
 
     assert bootstrap(figure, 4) == Interval(2, 2, 2)
     assert math.isnan(bootstrap(lambda counts: math.nan, 4).low)
+
+
+def test_the_error_of_a_median_is_that_of_normal_samples() -> None:
+    random = np.random.default_rng(0)
+    samples = random.normal(100.0, 3.0, (4000, 15))
+    true = np.median(samples, axis=1).std() / 100.0
+    assert np.median([median_error(row) for row in samples]) == pytest.approx(true, rel=0.15)
+    assert median_error([5.0] * 5) == 0.0
+    assert median_error([5.0, 5.1, 4.9, 5.0, 80.0]) < 0.02  # an outlier leaves the median alone

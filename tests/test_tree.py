@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traces import random_tree
 
 from entmtp_calib.errors import TreeError
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain, draw, union
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, MEDUSA2_DEFAULT, Tree, chain, draw, stems, union
 
 
 def test_a_tree_must_contain_every_prefix() -> None:
@@ -100,6 +100,11 @@ def test_the_hydra_default_tree_has_its_published_figures() -> None:
     assert leaves == {2: 18, 3: 22, 4: 2}
 
 
+def test_the_medusa2_default_tree_has_its_published_figures() -> None:
+    assert (MEDUSA2_DEFAULT.id, MEDUSA2_DEFAULT.n_nodes) == ("medusa2-default", 63)
+    assert Counter(map(len, MEDUSA2_DEFAULT.paths)) == {1: 10, 2: 23, 3: 23, 4: 7}
+
+
 def test_every_parent_offers_its_next_free_rank() -> None:
     assert EMPTY.growth_candidates(4, 10) == [(0,)]
     assert chain(1).growth_candidates(2, 10) == [(1,), (0, 0)]
@@ -134,6 +139,11 @@ def test_a_union_has_every_path_of_its_trees_and_no_other(seeds: list[int]) -> N
     together = union(trees)
     assert set(together.paths) == {path for tree in trees for path in tree.paths}
     assert union([together, *trees, EMPTY]) == together
+
+
+def test_a_drawing_leads_to_each_node_after_its_parent() -> None:
+    drawn = list(stems(Tree.of([(0,), (1,), (0, 0)])))
+    assert drawn == [((0,), "├─ "), ((0, 0), "│  └─ "), ((1,), "└─ ")]
 
 
 def test_a_tree_prints_one_node_a_line() -> None:

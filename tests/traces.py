@@ -56,6 +56,23 @@ def random_trace(
     return trace_of(texts, random.random(n_rows), random.random((n_rows, n_heads)))
 
 
+def long_trace(n_texts: int, length: int, depth: int = 2) -> Trace:
+    """Texts of equal length whose rows repeat; made of arrays, since a million rows are many."""
+    ranks = np.stack([np.arange(length) % (d + 2) for d in range(depth)], axis=1)
+    ranks[np.arange(1, depth + 1) >= (length - np.arange(length))[:, None]] = -1
+    n = n_texts * length
+    return Trace(
+        prompt=np.repeat(np.arange(n_texts), length),
+        position=np.tile(np.arange(length), n_texts),
+        context=np.tile(np.arange(length), n_texts),
+        token=np.zeros(n, dtype=np.int32),
+        ranks=np.tile(ranks, (n_texts, 1)),
+        chain_probs=np.full((n, depth), 0.5),
+        base_top1=np.tile(np.arange(length) % 2, n_texts),
+        entropy=np.zeros(n),
+    )
+
+
 def random_tree(seed: int, n_paths: int = 6, max_depth: int = 4, n_ranks: int = 4) -> Tree:
     """A few random paths and all their prefixes; sibling ranks may have gaps."""
     random = np.random.default_rng(seed)

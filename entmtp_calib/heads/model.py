@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from entmtp_calib.errors import HeadsError
-from entmtp_calib.heads.packing import PackedHead, can_pack_all
+from entmtp_calib.heads.graphed import HeadGraphs
+from entmtp_calib.heads.packing import PackedHead, PackedPrefix, Past, can_pack_all
 from entmtp_calib.heads.prefix import KeysValues, PrefixConfig, PrefixLayer, appended
+from entmtp_calib.largest import top
+from entmtp_calib.targets.graphs import Recorder, Sizes
 from entmtp_calib.targets.packed import PackedLinear, can_pack
 
 RANK_CAP = 32
@@ -123,7 +126,7 @@ class HeadState:
 
     def __init__(self) -> None:
         self.vectors = torch.empty(0)
-        self.past: KeysValues | None = None
+        self.past: KeysValues | Past | None = None
 
     @property
     def vector(self) -> Tensor:
@@ -167,6 +170,8 @@ class Heads(nn.Module):
             shared = rows if draft_ids is None else rows[draft_ids.to(rows.device)]
         self.register_buffer("shared_projection", shared, persistent=False)
         self._packed: list[PackedHead] = []
+        self._packed_prefix: PackedPrefix | None = None
+        self.graphs: HeadGraphs | None = None
 
     def pack(self) -> None:
         """Pack the weights for drafting on a CPU; where that cannot be, nothing changes.
@@ -179,6 +184,13 @@ class Heads(nn.Module):
         if self.shared_projection is not None:
             shared = PackedLinear(self.shared_projection)
         self._packed = [_packed(self.head(d + 1), shared) for d in range(self.n_heads)]
+        self._packed_prefix = PackedPrefix(self.prefix) if self.prefix else None
+
+    def record(self, record: Recorder, sizes: Sizes | None = None) -> None:
+        """Draft by recorded graphs from now on; only for heads that are not trained any more."""
+        vector = self.embedding.new_empty(self.config.hidden_size, dtype=self.dtype)
+        most_rows = self.n_heads + 1
+        self.graphs = HeadGraphs(self._best, vector, self.prefix, most_rows, record, sizes)
 
     def head(self, depth: int) -> Head:
         """The head that drafts at a depth, 1-based."""
@@ -220,10 +232,17 @@ class Heads(nn.Module):
         hidden = hidden.to(self.dtype)
         if self.prefix is None:
             state.vectors = hidden
-            return
-        out, new = self.prefix(hidden[None], positions, state.past)
-        state.past = appended(state.past, new)
-        state.vectors = out[0]
+        elif self._packed_prefix is not None:
+            assert not isinstance(state.past, tuple)
+            state.vectors, state.past = self._packed_prefix(hidden, positions, state.past)
+        elif self.graphs is not None:
+            assert not isinstance(state.past, tuple)
+            state.vectors, state.past = self.graphs.follow(state, hidden, positions, state.past)
+        else:
+            assert not isinstance(state.past, Past)
+            out, new = self.prefix(hidden[None], positions, state.past)
+            state.past = appended(state.past, new)
+            state.vectors = out[0]
 
     def level_logits(self, depth: int, vectors: Tensor, path_ids: Tensor) -> Tensor:
         """Draft logits for the children of R paths.
@@ -244,23 +263,37 @@ class Heads(nn.Module):
             logits = self.project(head, head(vectors, embeddings))
         return logits.expand(len(path_ids), -1)
 
-    def draft_level(self, depth: int, vector: Tensor, path_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def draft_level(
+        self, depth: int, vector: Tensor, path_ids: Tensor, n_probs: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The best children of R paths from one position: `top` of `level_logits`.
 
         Medusa's choices are the same on every path, so they are computed once.
         """
+        best = self.graphs.best if self.graphs else self._best
         if self.kind == "hydra":
-            return self.top(self.level_logits(depth, vector, path_ids))
-        ids, probs = self.top(self.level_logits(depth, vector[None], path_ids[:1]))
-        return ids.expand(len(path_ids), -1), probs.expand(len(path_ids), -1)
+            return best(depth, vector, path_ids, n_probs)
+        ids, probs = best(depth, vector, path_ids[:1], n_probs)
+        return ids.expand(len(path_ids), -1), probs.expand(len(path_ids) * len(probs), -1)
 
-    def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _best(
+        self, depth: int, vector: Tensor, path_ids: Tensor, n_probs: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        vectors = vector if self.kind == "hydra" else vector[None]
+        return self.top(self.level_logits(depth, vectors, path_ids), n_probs)
+
+    def top(self, logits: Tensor, n_probs: int | None = None) -> tuple[Tensor, Tensor]:
         """The best `RANK_CAP` children: target ids and probabilities, each [R, k].
 
         Every caller uses the same k, so that a rank means the same in a trace and in decoding.
+
+        Args:
+            logits: [R, Vd].
+            n_probs: rows whose probabilities are wanted, the first ones; None: all. They cost as
+                much as the choices.
         """
-        values, index = logits.topk(self.n_ranks, dim=-1)
-        probs = (values - logits.logsumexp(-1, keepdim=True)).exp()
+        _, index = top(logits, self.n_ranks)
+        probs = logits[:n_probs].softmax(-1).gather(-1, index[:n_probs])
         return (index if self.draft_ids is None else self.draft_ids[index]), probs
 
 

@@ -7,11 +7,20 @@ files and no training.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from entmtp_calib.targets.packed import PackedLinear, fits_half, stable_rows
+from entmtp_calib.heads.prefix import PrefixLayer
+from entmtp_calib.targets.attention import AttentionShape, Rotary, RowsAttention, row_blocks
+from entmtp_calib.targets.cache import SPARE_ROWS
+from entmtp_calib.targets.layer import Layer, RMSNorm, fused, paired
+from entmtp_calib.targets.packed import PackedLinear, fits_half, pad, stable_rows
+
+_ROOM = 256
 
 
 class PackedHead:
@@ -44,7 +53,7 @@ class PackedHead:
         vectors = vectors if vectors.dim() == 2 else vectors.expand(_rows(embeddings), -1)
         x = vectors if embeddings is None else torch.cat([vectors, embeddings], dim=1)
         n = len(x)
-        x = F.pad(x, (0, 0, 0, stable_rows(n) - n))
+        x = pad(x, stable_rows(n))
         inner = self._first(x)
         if self._is_skipping:
             inner, passed = inner.chunk(2, dim=1)
@@ -55,6 +64,80 @@ class PackedHead:
             for _ in range(self._n_again):
                 x = x + F.silu(self._again(x))
         return self._projection(x)[:n]
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """Rows that the prefix layer has seen; those behind `length` are free to be written.
+
+    Attributes:
+        keys, values: [kv_heads, rows, head_dim].
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    def with_room(self, n_rows: int) -> Past:
+        """The same rows with room for more, in other memory where there was none."""
+        missing = self.length + n_rows - self.keys.shape[1]
+        if missing <= 0:
+            return self
+        more = (0, 0, 0, max(missing, self.length) + _ROOM)
+        return Past(F.pad(self.keys, more), F.pad(self.values, more), self.length)
+
+
+class PackedPrefix:
+    """The prefix layer with packed weights; a row has the same bits in whatever pass it comes."""
+
+    def __init__(self, prefix: PrefixLayer) -> None:
+        config = prefix.config
+        dim, epsilon = config.head_dim, config.rms_eps
+        self._shape = AttentionShape(config.n_attention_heads, config.n_key_value_heads, dim)
+        self._rotary = Rotary(self._shape, prefix.frequencies(), 1.0, dim**-0.5)
+        self._layer = Layer(
+            shape=self._shape,
+            attention_norm=RMSNorm(prefix.input_norm.weight, epsilon),
+            query_key_value=fused(
+                [
+                    paired((prefix.q.weight, None), dim),
+                    paired((prefix.k.weight, None), dim),
+                    (prefix.v.weight, None),
+                ]
+            ),
+            output=PackedLinear(prefix.o.weight),
+            mlp_norm=RMSNorm(prefix.post_norm.weight, epsilon),
+            gate_up=fused([(prefix.gate.weight, None), (prefix.up.weight, None)]),
+            down=PackedLinear(prefix.down.weight),
+        )
+        self._norm = RMSNorm(prefix.norm.weight, epsilon)
+
+    def __call__(self, hidden: Tensor, positions: Tensor, past: Past | None) -> tuple[Tensor, Past]:
+        """New rows behind `past`: the layer's output [n, h], and the past with them.
+
+        Args:
+            hidden: [n, h] the target's hidden states.
+            positions: [n] absolute positions.
+            past: None at the start of a text.
+        """
+        if past is None:
+            nothing = hidden.new_zeros(self._shape.kv_heads, 0, self._shape.head_dim)
+            past = Past(nothing, nothing, 0)
+        past = past.with_room(len(hidden) + SPARE_ROWS)
+        stores = past.keys[None], past.values[None]
+        blocks = [
+            self._run(hidden[rows], attend)
+            for rows, attend in row_blocks(
+                self._shape, self._rotary, positions, past.length, None, stores
+            )
+        ]
+        end = past.length + len(hidden)
+        out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return out, Past(past.keys, past.values, end)
+
+    def _run(self, hidden: Tensor, attend: RowsAttention) -> Tensor:
+        rows = pad(hidden, stable_rows(len(hidden)))
+        return self._norm(self._layer(rows, partial(attend, 0))[: len(hidden)])
 
 
 def _rows(embeddings: Tensor | None) -> int:

@@ -98,14 +98,19 @@ class PrefixLayer(nn.Module):
         hidden = hidden + self.down(F.silu(self.gate(x)) * self.up(x))
         return self.norm(hidden), new
 
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """[head_dim / 2] radians per position."""
+        dim = self.config.head_dim
+        exponents = torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim
+        return self.config.rope_theta**-exponents
+
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary position embedding (Su et al. 2021), half-split, on [B, heads, n, head_dim]."""
         dim = self.config.head_dim
-        exponents = torch.arange(0, dim, 2, device=x.device, dtype=torch.float32) / dim
-        angles = positions[..., None].float() * self.config.rope_theta**-exponents
+        angles = positions[..., None].float() * self.frequencies(x.device)
         angles = torch.cat([angles, angles], dim=-1)
         if angles.dim() == 3:
             angles = angles[:, None]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from entmtp_calib.heads.model import Heads
 
-CHUNK_ROWS = 1024
+CHUNK_ROWS = 256
+"""Draft logits of a whole vocabulary are held for so many rows at a time."""
 
 
 @torch.inference_mode()
@@ -25,41 +26,64 @@ def true_ranks(heads: Heads, vectors: Tensor, following: Tensor) -> Tensor:
     Returns:
         int16 [N, D]; -1 where the rank is `RANK_CAP` or more, or there is no such token.
     """
-    depths = following.shape[1] - 1
-    ranks = torch.full((len(vectors), depths), -1, dtype=torch.int16)
-    for start in range(0, len(vectors), CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        path, vector = following[rows].clamp(min=0), vectors[rows]
-        for depth in range(1, depths + 1):
-            ids, _ = heads.top(heads.level_logits(depth, vector, path[:, :depth]))
-            hit = ids == following[rows, depth, None]
-            found = hit.any(1)
-            ranks[rows, depth - 1] = torch.where(found, hit.int().argmax(1), -1).short().cpu()
-    return ranks
+    chunks = zip(vectors.split(CHUNK_ROWS), following.split(CHUNK_ROWS), strict=True)
+    return torch.cat(
+        [
+            torch.stack(
+                [
+                    _rank(_best(heads, depth, vector, true[:, :depth])[0], true[:, depth])
+                    for depth in range(1, true.shape[1])
+                ],
+                dim=1,
+            )
+            for vector, true in chunks
+        ]
+    )
 
 
 @torch.inference_mode()
-def greedy_chain(heads: Heads, vectors: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Each head's own first choices, chained from the root.
+def ranks_and_chain(heads: Heads, vectors: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    """The true tokens' ranks, and how sure each head is of its own first choice.
+
+    The greedy chain is each head's first choice after the root and the first choices before it. As
+    long as it is the true text, both come from the same row; only where it has left the text it
+    is computed apart.
 
     Args:
-        vectors: [N, h]; roots: [N] token ids.
+        vectors, following: see `true_ranks`.
 
     Returns:
-        tokens int64 [N, D] and their conditional probabilities float32 [N, D].
+        The ranks, see `true_ranks`, and the chain's conditional probabilities float32 [N, D].
     """
-    tokens, probs = [], []
-    for start in range(0, len(vectors), CHUNK_ROWS):
-        path = roots[start : start + CHUNK_ROWS, None]
-        chunk_probs = []
-        for depth in range(1, heads.n_heads + 1):
-            vector = vectors[start : start + CHUNK_ROWS]
-            ids, p = heads.top(heads.level_logits(depth, vector, path))
-            path = torch.cat([path, ids[:, :1]], dim=1)
-            chunk_probs.append(p[:, 0])
-        tokens.append(path[:, 1:])
-        probs.append(torch.stack(chunk_probs, dim=1))
-    return torch.cat(tokens), torch.cat(probs)
+    chunks = zip(vectors.split(CHUNK_ROWS), following.split(CHUNK_ROWS), strict=True)
+    ranks, probs = zip(*(_ranks_and_chain(heads, *chunk) for chunk in chunks), strict=True)
+    return torch.cat(ranks), torch.cat(probs)
+
+
+def _ranks_and_chain(heads: Heads, vectors: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    chain, ranks, chain_probs = following[:, :1], [], []
+    for depth in range(1, following.shape[1]):
+        ids, probs = _best(heads, depth, vectors, following[:, :depth])
+        ranks.append(_rank(ids, following[:, depth]))
+        first, prob = ids[:, 0].clone(), probs[:, 0].clone()
+        off = (chain != following[:, :depth]).any(1).nonzero()[:, 0]
+        if len(off) and heads.kind == "hydra":  # Medusa's choice is the same on every path
+            ids, probs = _best(heads, depth, vectors[off], chain[off])
+            first[off], prob[off] = ids[:, 0], probs[:, 0]
+        chain = torch.cat([chain, first[:, None]], dim=1)
+        chain_probs.append(prob)
+    return torch.stack(ranks, dim=1), torch.stack(chain_probs, dim=1)
+
+
+def _best(heads: Heads, depth: int, vectors: Tensor, paths: Tensor) -> tuple[Tensor, Tensor]:
+    """`heads.top` after each row's own path [R, depth]."""
+    return heads.top(heads.level_logits(depth, vectors, paths.clamp(min=0)))
+
+
+def _rank(ids: Tensor, tokens: Tensor) -> Tensor:
+    """int16 [R] on the CPU: where the tokens [R] stand among the ids [R, k]; -1 if nowhere."""
+    hit = ids == tokens[:, None]
+    return torch.where(hit.any(1), hit.int().argmax(1), -1).short().cpu()
 
 
 def following_tokens(text: Tensor, depths: int) -> Tensor:

@@ -1,10 +1,10 @@
 """Messages to token ids: the one encoder of rollout, timing, training and decoding.
 
 Acceptance measured on other ids than decoding uses is the acceptance of another model, so all go
-through here. A chat template is rendered to text first and that text tokenised without special
-tokens; then the tokenizer's own prefix (BOS) is put in front unless the text has it already: so
-there is exactly one. Without a template the plain form is the messages' text joined by blank
-lines. This module knows no task and no data file.
+through here. A chat template, the model's or one of `templates`, is rendered to text first and that
+text tokenised without special tokens; then the tokenizer's own prefix (BOS) is put in front unless
+the text has it already: so there is exactly one. Without a template the plain form is the messages'
+text joined by blank lines. This module knows no task and no data file.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from entmtp_calib.config import PROMPT_MODES
 from entmtp_calib.errors import DataError, ModelError, UsageError
+from entmtp_calib.prompts.templates import TEMPLATES, template_of
 from entmtp_calib.prompts.values import Messages, PromptSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MODES = ("auto", "chat", "raw")
 DATE = "26 Jul 2024"
 """Some templates write today's date; with a fixed one, tomorrow's prompts are today's."""
 
@@ -31,13 +32,14 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages, mode: str = "
 
     Args:
         messages: (role, content) pairs that end with the user's.
-        mode: "chat" through the chat template, "raw" as plain text, "auto" for chat if there
-            is a template.
+        mode: "chat" through the model's chat template, "raw" as plain text, the name of one of
+            `TEMPLATES`, or "auto"; see `resolve_mode`.
     """
-    if resolve_mode(tokenizer, mode) == "chat":
-        text = _render(tokenizer, messages)
-    else:
+    resolved = resolve_mode(tokenizer, mode)
+    if resolved == "raw":
         text = "\n\n".join(content for _, content in messages)
+    else:
+        text = _render(tokenizer, messages, TEMPLATES.get(resolved))
     ids = _with_prefix(tokenizer, text)
     if not ids:
         raise DataError("the prompt is empty (no tokens)", "some text")
@@ -45,18 +47,22 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages, mode: str = "
 
 
 def resolve_mode(tokenizer: PreTrainedTokenizerBase, mode: str = "auto") -> str:
-    """ "chat" or "raw": what `encode` will do; belongs in the record of a run."""
-    if mode not in MODES:
-        raise UsageError(f"prompt mode {mode}", f"one of {', '.join(MODES)}")
+    """What `encode` will do: chat, raw or the name of a template; belongs in a run's record.
+
+    "auto" is the model's chat template if it has one, else the template that models of its name
+    were trained with, else raw.
+    """
+    if mode not in PROMPT_MODES:
+        raise UsageError(f"prompt mode {mode}", f"one of {', '.join(PROMPT_MODES)}")
     has_template = bool(tokenizer.chat_template)
     if mode == "chat" and not has_template:
         raise ModelError(
             f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template",
             "one, for chat prompts",
-            "use raw prompts",
+            "use raw prompts, or one of the templates by name",
         )
     if mode == "auto":
-        return "chat" if has_template else "raw"
+        return "chat" if has_template else template_of(tokenizer.name_or_path or "") or "raw"
     return mode
 
 
@@ -92,17 +98,17 @@ def _with_prefix(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return body if body[:at] == prefix else prefix + body
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, template: str | None) -> str:
     """The chat as text; a system message the template refuses or loses moves to the user's."""
     has_system = messages[0][0] == "system"
     try:
-        text = _apply(tokenizer, messages)
+        text = _apply(tokenizer, messages, template)
     except ModelError:
         if not has_system:
             raise
-        return _apply(tokenizer, _fold_system(messages))
+        return _apply(tokenizer, _fold_system(messages), template)
     if has_system and messages[0][1].strip() not in text:
-        return _apply(tokenizer, _fold_system(messages))
+        return _apply(tokenizer, _fold_system(messages), template)
     return text
 
 
@@ -111,13 +117,18 @@ def _fold_system(messages: Sequence[tuple[str, str]]) -> Messages:
     return ((role, f"{system}\n\n{first}"), *rest)
 
 
-def _apply(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
+def _apply(tokenizer: PreTrainedTokenizerBase, messages: Messages, template: str | None) -> str:
+    """Render with a template of ours, or with the model's where that is None."""
     from jinja2 import TemplateError
 
     chat = [{"role": role, "content": content} for role, content in messages]
     try:
         text: Any = tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, date_string=DATE
+            chat,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+            date_string=DATE,
         )
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         line = getattr(error, "lineno", None)

@@ -26,7 +26,7 @@ from entmtp_calib.stages.bench_figures import PLAIN, Written
 from entmtp_calib.stages.decode import PLAIN as NONE
 from entmtp_calib.stages.decode import Session
 from entmtp_calib.stages.peers import LOOKUP_TOKENS, Peers
-from entmtp_calib.stages.setup import DEFAULT_HEADS, Inputs, open_heads
+from entmtp_calib.stages.setup import DEFAULT_HEADS, Inputs, find_heads, open_heads
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT
 
 MEDUSA_DEFAULT, EAGLE2 = "medusa-default", "eagle2"
@@ -65,7 +65,7 @@ class Workbench:
     def __init__(self, session: Session, inputs: Inputs, config: BenchConfig) -> None:
         self.session, self.sampling, self.acceptance = session, config.sampling, config.acceptance
         self.peers = Peers(session.target, inputs.model)
-        self._heads_folder = Path(inputs.heads) if inputs.heads else DEFAULT_HEADS
+        self._heads = inputs.heads
         self._medusa_folder = config.medusa_heads
 
     @cached_property
@@ -76,9 +76,10 @@ class Workbench:
     @cached_property
     def heads_facts(self) -> dict[str, Any]:
         """What the record of a bench says of the bank's heads."""
-        heads, folder = self.session.heads, self._heads_folder
+        heads = self.session.heads
+        name, folder = find_heads(self._heads, self.session.target)
         return {
-            "name": folder.resolve().name,
+            "name": name,
             "kind": heads.kind,
             "n_heads": heads.n_heads,
             "fingerprint": heads_fingerprint(folder),

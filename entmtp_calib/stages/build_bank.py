@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from entmtp_calib import records
-from entmtp_calib.bank import FILE_NAME, Bank, BankEntry
+from entmtp_calib.bank import Bank
 from entmtp_calib.config import BuildConfig
-from entmtp_calib.costs import Costs
 from entmtp_calib.errors import UsageError
-from entmtp_calib.frontier import strict_pareto
 from entmtp_calib.progress import Progress
-from entmtp_calib.provenance import hardware, provenance
-from entmtp_calib.replay import accepted, counts_by_prompt, walk
-from entmtp_calib.stages.cost import measure_costs, run_costs
-from entmtp_calib.stages.grow import grow
-from entmtp_calib.stages.policies import report
-from entmtp_calib.stages.recalibrate import CANDIDATES, live_trees, recalibrate
-from entmtp_calib.stages.recorded import TIMING, candidate_trees
-from entmtp_calib.stages.rollout import read_trace, rollout
-from entmtp_calib.stages.schedule import fit_schedule, signals_to_try
+from entmtp_calib.provenance import provenance
+from entmtp_calib.stages import cost, grow, policies, recalibrate, rollout, time
+from entmtp_calib.stages.select import STAGE as SELECT
+from entmtp_calib.stages.select import select, timed_records
 from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
-from entmtp_calib.stages.time import time_trees
-from entmtp_calib.timing import Interval, mean_interval, paired_bootstrap
-from entmtp_calib.trace import Trace
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
+from entmtp_calib.stages.usage import Usage, usage
 
-NOT_USED = -1
-STAGES = ("rollout", "grow", "cost", "recalibrate", "time", "select")
+MEASURING: dict[str, Callable[[Run], None]] = {
+    rollout.STAGE: rollout.rollout,
+    grow.STAGE: grow.grow,
+    cost.STAGE: cost.measure_costs,
+    recalibrate.STAGE: recalibrate.recalibrate,
+    time.STAGE: time.time_trees,
+}
+"""The stages before the choice of the bank, in their order."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,10 @@ class Outcome:
     """The last stage that is done."""
     bank: Bank | None = None
     timed: Sequence[dict[str, Any]] = ()
-    """A record per tree that ran end to end, see `timed_trees`."""
+    """A record per tree that ran end to end, see `timed_records`."""
     policies: Sequence[dict[str, Any]] = ()
     """The rows of `policies.parquet`."""
+    usage: Usage | None = None
 
 
 def build_bank(
@@ -127,138 +120,27 @@ def _beside(folder: Path) -> Path:
 
 
 def _run_stages(run: Run, until: str) -> Outcome:
-    if until not in STAGES:
-        raise UsageError(f"stage {until}", f"one of {', '.join(STAGES)}")
-    signals_to_try(run.config.signal, run.heads.n_heads)
+    known = (*MEASURING, SELECT)
+    if until not in known:
+        raise UsageError(f"stage {until}", f"one of {', '.join(known)}")
+    done = []
+    for name, measure in MEASURING.items():
+        if name != grow.STAGE or run.trees is None:
+            measure(run)
+            done.append(name)
+        if name == until:
+            break
+    timed = timed_records(run) if time.STAGE in done else []
+    bank, rows = None, []
+    if until == SELECT:
+        bank, candidates = select(run, timed)
+        rows = policies.report(run, bank, candidates)
+        done += [SELECT, policies.STAGE]
+    took = usage(run.folder, done, run.load_seconds, run.target.facts.n_weights)
+    if bank:
+        run.folder.finish({**_provenance(run), "usage": took.to_dict()})
     data = run.data_facts["description"]
-    rollout(run)
-    if until == "rollout":
-        return Outcome(run.folder.path, data, until)
-    if run.trees is None:
-        grow(run)
-    if until == "grow":
-        return Outcome(run.folder.path, data, until)
-    measure_costs(run)
-    if until == "cost":
-        return Outcome(run.folder.path, data, until)
-    recalibrate(run)
-    if until == "recalibrate":
-        return Outcome(run.folder.path, data, until)
-    time_trees(run)
-    timed = timed_trees(run, run.folder.read_table(TIMING, records.TIMING_SCHEMA))
-    if until == "time":
-        return Outcome(run.folder.path, data, until, timed=timed)
-    bank, candidates = select(run, timed)
-    policies = report(run, bank, candidates)
-    run.folder.finish(_provenance(run))
-    return Outcome(run.folder.path, data, until, bank, timed, policies)
-
-
-def timed_trees(run: Run, timing: pa.Table) -> list[dict[str, Any]]:
-    """A record per tree that ran end to end, smallest first: the tree and its measured figures."""
-    candidates = run.folder.read_table(CANDIDATES, records.CANDIDATES_SCHEMA)
-    rows = {row["tree"]: row for row in candidates.to_pylist()}
-    totals = _totals(timing)
-    trees = [tree for tree in live_trees(candidates) if tree.id in totals]
-    records_ = []
-    for tree, step_ms in zip(trees, run_costs(run).step_ms(trees), strict=True):
-        row, (tokens, seconds) = rows[tree.id], totals[tree.id]
-        records_.append(
-            {
-                "tree": tree,
-                "mean_emitted_tokens": Interval(
-                    row["recalibrated_low"], row["recalibrated_emitted"], row["recalibrated_high"]
-                ),
-                "step_ms": float(step_ms),
-                "tokens_per_second": mean_interval(tokens, seconds),
-                "speedup_over_plain": paired_bootstrap(tokens, seconds, *totals[EMPTY.id]),
-                "tokens": tokens,
-                "seconds": seconds,
-            }
-        )
-    return records_
-
-
-def select(run: Run, timed: Sequence[dict[str, Any]]) -> tuple[Bank, list[Tree]]:
-    """The bank, saved: the strict Pareto set of (nodes, tokens/s), and the fitted policies.
-
-    Returns:
-        The bank, and all trees that its policies were chosen from.
-    """
-    own = [record for record in timed if record["tree"] != HYDRA_DEFAULT]
-    kept = strict_pareto(
-        [record["tree"].n_nodes for record in own],
-        [record["tokens_per_second"].value for record in own],
-    )
-    entries = [_entry(own[index]) for index in kept]
-    candidates = candidate_trees(run.folder)
-    search, chosen_on = read_trace(run, "search"), read_trace(run, "select")
-    fitted_on = Trace.joined([search, chosen_on])
-    costs = run_costs(run)
-    schedule = fit_schedule(fitted_on, candidates, costs, run.config.signal, run.progress)
-    trees = [entry.tree for entry in entries]
-    used = sorted({k for fit in schedule.fits.values() for k in fit.policy.indices})
-    extras = [tree for k in used if (tree := schedule.trees[k]) not in trees]
-    order = [*trees, *extras]
-    numbers = [order.index(t) if t in order else NOT_USED for t in schedule.trees]
-    policies = {name: fit.policy.renumbered(numbers) for name, fit in schedule.fits.items()}
-    bank = Bank(
-        task=run.config.task,
-        model=run.model_facts,
-        heads=run.heads_facts,
-        entries=tuple(entries),
-        extras=tuple(_extra_entry(tree, timed, chosen_on, costs) for tree in extras),
-        policies=policies,
-        best=policies["static"].indices[0],
-        auto=schedule.auto,
-        hardware=hardware(str(run.target.device)),
-        splits={
-            "data": run.data_facts,
-            **{name: [prompt.id for prompt in prompts] for name, prompts in run.splits.items()},
-        },
-        seeds={"splits": run.config.seed, "sampling": run.config.seed},
-        notes=schedule.notes,
-    )
-    run.folder.write_bytes(FILE_NAME, bank.to_bytes())
-    return bank, candidates
-
-
-def _entry(record: dict[str, Any]) -> BankEntry:
-    return BankEntry(
-        record["tree"],
-        record["mean_emitted_tokens"],
-        record["step_ms"],
-        record["tokens_per_second"],
-        record["speedup_over_plain"],
-    )
-
-
-def _extra_entry(
-    tree: Tree, timed: Sequence[dict[str, Any]], trace: Trace, costs: Costs
-) -> BankEntry:
-    """A tree off the frontier: as it was timed, or its replayed acceptance and no speed."""
-    for record in timed:
-        if record["tree"] == tree:
-            return _entry(record)
-    lengths = accepted(tree, trace.ranks)
-    counts = counts_by_prompt(trace, lengths, walk(trace, lengths))
-    emitted = mean_interval([c.emitted_tokens for c in counts], [c.steps for c in counts])
-    unknown = Interval(math.nan, math.nan, math.nan)
-    return BankEntry(tree, emitted, float(costs.step_ms([tree])[0]), unknown, unknown)
-
-
-def _totals(timing: pa.Table) -> dict[str, tuple[list[float], list[float]]]:
-    """Per tree run end to end: tokens and seconds per prompt, its rounds added up."""
-    sums: dict[str, dict[int, list[float]]] = {}
-    for row in timing.to_pylist():
-        if row["kind"] == "end_to_end":
-            of_prompt = sums.setdefault(row["tree"], {}).setdefault(row["prompt"], [0.0, 0.0])
-            of_prompt[0] += row["tokens"]
-            of_prompt[1] += row["seconds"]
-    return {
-        name: ([p[n][0] for n in sorted(p)], [p[n][1] for n in sorted(p)])
-        for name, p in sums.items()
-    }
+    return Outcome(run.folder.path, data, until, bank, timed, rows, took)
 
 
 def _provenance(run: Run) -> dict[str, Any]:

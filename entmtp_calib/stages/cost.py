@@ -2,11 +2,12 @@
 
 Passes of 1 to many rows run at fixed contexts, in random order, and every timed step is taken back,
 so all meet the same state. Drafting a level is timed behind a whole pass, as it is in a step: that
-pass has pushed the heads' weights out of the caches.
+pass has pushed the heads' weights out of the caches. What is known well enough is not timed again.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,14 +24,19 @@ from entmtp_calib.stages.grow import reference_trees
 from entmtp_calib.stages.recorded import TRACE
 from entmtp_calib.stages.rollout import read_trace
 from entmtp_calib.stages.setup import Run
-from entmtp_calib.timing import interleave, median
+from entmtp_calib.timing import interleave, median, median_error
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
 STAGE, COSTS = "cost", "costs.parquet"
 ROUNDS_BEFORE_DROPPING = 3
+ENOUGH, KNOWN = 5, 0.01  # repetitions, and the standard error of their median, that will do
+SMALL = 4  # rows of passes that run all rounds: they matter most, and cost least
 ROW_COUNTS = (*range(1, 14), 15, 16, 18, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)
 NEVER = 1e9  # accepted draft tokens that no average reaches
 PARENT_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+Samples = dict[tuple[int, int], list[float]]
+"""Milliseconds of the calls for each depth and number of parents."""
 
 
 def measure_costs(run: Run) -> None:
@@ -54,15 +60,19 @@ def measure_costs(run: Run) -> None:
     rounds = config.step_repetitions + 1
     run.progress.start("timing steps", len(lengths) * rounds * (len(trees) + 2))
     dropped: set[int] = set()
+    level_ms: Samples = defaultdict(list)  # does not depend on the context: taken at all of them
     for number, length in enumerate(lengths):
         if number not in known:
             largest = Static(len(trees) - 1)  # its heads follow the text, for all that drafts
             state = decoder.start(_context(run, length), largest, config.max_new_tokens)
             rows = _time_steps(run, state, length, dropped)
-            rows += _time_levels(run, state, length)
+            rows += _time_levels(run, state, length, level_ms)
             parts.write_table(number, records.table(rows, records.TIMING_SCHEMA))
-        table = parts.read_table(number, records.TIMING_SCHEMA)
-        dropped |= hopeless(table.to_pylist(), run.heads.n_heads)
+        rows = parts.read_table(number, records.TIMING_SCHEMA).to_pylist()
+        dropped |= hopeless(rows, run.heads.n_heads)
+        for row in rows:
+            if row["kind"] == LEVEL:
+                level_ms[row["depth"], row["rows"]].append(row["draft_ms"])
     run.progress.done()
     tables = [parts.read_table(n, records.TIMING_SCHEMA) for n in range(len(lengths))]
     run.folder.write_table(COSTS, pa.concat_tables(tables))
@@ -100,22 +110,29 @@ def hopeless(rows: Iterable[dict[str, Any]], depth: int) -> set[int]:
     return {n for n, each in ms.items() if median(each) > most} - {HYDRA_DEFAULT.n_nodes + 1}
 
 
+def is_known(ms: Sequence[float]) -> bool:
+    """Whether the median of repetitions is known well enough."""
+    return len(ms) >= ENOUGH and median_error(ms) < KNOWN
+
+
 def _time_steps(run: Run, state: Decoding, length: int, dropped: set[int]) -> list[dict[str, Any]]:
-    """Timed steps of each number of rows; those found hopeless are not timed to the end."""
+    """Timed steps of each number of rows; those hopeless or known are not timed to the end."""
     methods = _methods(state.decoder.trees)
     rounds = run.config.step_repetitions + 1
     rows: list[dict[str, Any]] = []
-    dropped, is_settled = set(dropped), False
+    verify_ms: dict[int, list[float]] = defaultdict(list)
+    dropped, is_decided = set(dropped), False
     for number, index in interleave(range(len(methods)), rounds, run.config.seed + length):
         run.progress.advance(1, f"{length} tokens of context")
-        if number > ROUNDS_BEFORE_DROPPING and not is_settled:
+        if number > ROUNDS_BEFORE_DROPPING and not is_decided:
             dropped |= hopeless(rows, run.heads.n_heads)
-            is_settled = True
+            is_decided = True
         name, policy, n_rows = methods[index]
-        if n_rows in dropped:
+        if n_rows in dropped or (n_rows > SMALL and is_known(verify_ms[index])):
             continue
         step = state.probe(policy)
         if number > 0:  # the first round warms up
+            verify_ms[index].append(step.step_ms - step.draft_ms)
             rows.append(
                 {
                     "kind": STEP,
@@ -143,25 +160,33 @@ def _methods(trees: Sequence[Tree]) -> list[tuple[str, Policy, int]]:
     ]
 
 
-def _time_levels(run: Run, state: Decoding, length: int) -> list[dict[str, Any]]:
-    """Timed head calls for 1 to many parents at each depth."""
+def _time_levels(run: Run, state: Decoding, length: int, earlier: Samples) -> list[dict[str, Any]]:
+    """Timed head calls for 1 to many parents at each depth, but those that are known.
+
+    Args:
+        earlier: what the calls took at other contexts.
+    """
     heads, clock = run.heads, state.clock
     generator = torch.Generator().manual_seed(run.config.seed)
     rows: list[dict[str, Any]] = []
+    level_ms = defaultdict(list, {key: list(ms) for key, ms in earlier.items()})
     for number, parents in interleave(
         PARENT_COUNTS, run.config.step_repetitions + 1, run.config.seed + length
     ):
-        state.probe(Static(0))
-        for depth in range(1, heads.n_heads + 1):
-            n_parents = parents if depth > 1 else 1
+        wanted = [(depth, parents if depth > 1 else 1) for depth in range(1, heads.n_heads + 1)]
+        wanted = [level for level in wanted if not is_known(level_ms[level])]
+        if wanted:
+            state.probe(Static(0))
+        for depth, n_parents in wanted:
             shape = (n_parents, depth)
             paths = torch.randint(0, run.target.vocab_size, shape, generator=generator)
             paths = paths.to(run.target.device)
             started = clock.now()
-            _, probs = heads.draft_level(depth, state.head_state.vector, paths)
+            _, probs = heads.draft_level(depth, state.head_state.vector, paths, 1)
             float(probs[0, 0])  # as a policy reads it
             ended = clock.now()
             if number > 0:
+                level_ms[depth, n_parents].append(1000 * (ended - started))
                 rows.append(
                     {
                         "kind": LEVEL,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,14 @@ from entmtp_calib.heads.model import Heads
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.prompts import Prompt, encode
 from entmtp_calib.stages.grow import reference_trees
-from entmtp_calib.stages.setup import Inputs, model_facts, open_heads, read_settings, run_folder_of
+from entmtp_calib.stages.setup import (
+    Inputs,
+    heads_facts,
+    model_facts,
+    open_heads,
+    read_settings,
+    run_folder_of,
+)
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import EMPTY, Tree
@@ -61,12 +68,14 @@ class Session:
         known = [AUTO, *self.bank.policies, PLAIN, *ids]
         raise UsageError(f"--policy {name}", f"one of {', '.join(known)}")
 
-    def encode(self, prompt: Prompt, mode: str | None = None) -> list[int]:
-        """Token ids of a prompt, by the one encoder."""
+    def encode(self, prompt: Prompt | str, mode: str | None = None) -> list[int]:
+        """Token ids of a prompt, or of the text of one, by the one encoder."""
+        if isinstance(prompt, str):
+            prompt = Prompt("prompt", (("user", prompt),))
         return encode(self.target.tokenizer, prompt.messages, mode or self.prompt_mode)
 
 
-def open_session(bank_path: Path, changes: Inputs | None = None) -> Session:
+def open_session(bank_path: str | Path, changes: Inputs | None = None) -> Session:
     """Load a bank with its model and heads.
 
     Args:
@@ -77,12 +86,26 @@ def open_session(bank_path: Path, changes: Inputs | None = None) -> Session:
         HeadsError: the heads cannot draft the bank's trees, or are not the target's.
     """
     bank = Bank.load(bank_path)
-    inputs = session_inputs(bank_path, bank, changes or Inputs())
+    inputs = session_inputs(Path(bank_path), bank, changes or Inputs())
     target = load_target(
         inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
     )
     heads, facts = open_heads(inputs.heads, target)
-    differences = bank.check_against(model_facts(target), facts)
+    return session_of(bank, target, heads, facts)
+
+
+def session_of(
+    bank: Bank, target: Target, heads: Heads, facts: Mapping[str, Any] | None = None
+) -> Session:
+    """A session of what is loaded already.
+
+    Args:
+        facts: of the heads, where more is known than the heads themselves can say.
+
+    Raises:
+        HeadsError: the heads cannot draft the bank's trees, or are not the target's.
+    """
+    differences = bank.check_against(model_facts(target), facts or heads_facts(heads))
     trees = list(bank.trees)
     extra = reference_trees(heads.n_heads, heads.n_ranks)
     trees += [tree for tree in extra if tree not in trees]

@@ -51,7 +51,7 @@ def examine() -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.platform()}"),
         *_machine(),
         *_libraries(),
-        _devices(),
+        *_devices(),
         *_default_model(),
         _heads(),
         _prompts(),
@@ -110,15 +110,22 @@ def _release(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])]
 
 
-def _devices() -> Finding:
+def _devices() -> Iterator[Finding]:
+    """The devices, and the engine that is chosen on each of them."""
     try:
         import torch
     except (ImportError, OSError) as error:
         problem = _problem(f"torch cannot be imported ({error})", "a working torch", SETUP)
-        return Finding("devices", "-", problem)
+        yield Finding("devices", "-", problem)
+        return
+    from entmtp_calib.targets.packed import can_pack
+
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     names = [f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus]
-    return Finding("devices", ", ".join([*names, f"CPU ({torch.get_num_threads()} threads)"]))
+    yield Finding("devices", ", ".join([*names, f"CPU ({torch.get_num_threads()} threads)"]))
+    lean = "lean for models like Llama, transformers for others"
+    on_cpu = lean if can_pack() else "transformers, since this torch has no FBGEMM kernels"
+    yield Finding("engines", "graphed on CUDA; " * bool(gpus) + f"on a CPU {on_cpu}")
 
 
 def _default_model() -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from entmtp_calib.task import Task
 from entmtp_calib.timing import interleave, paired_bootstrap
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
-STAGE, POLICIES = "policies", "policies.parquet"
+STAGE, POLICIES = "report", "policies.parquet"
 
 
 def report(run: Run, bank: Bank, candidates: Sequence[Tree]) -> list[dict[str, Any]]:
@@ -66,28 +66,39 @@ def report(run: Run, bank: Bank, candidates: Sequence[Tree]) -> list[dict[str, A
 def _run_live(
     run: Run, trees: Sequence[Tree], methods: Mapping[str, Policy], inputs: Any
 ) -> dict[str, list[dict[str, Any]]]:
-    """Per method, a record per report prompt; methods in random order on each prompt."""
+    """Per method, a record per report prompt; methods in random order on each prompt.
+
+    Methods that do the same at every step, such as two policies that came out as one fixed tree,
+    run once, under the first one's name.
+    """
     parts = run.folder.partial(STAGE, inputs)
     known = set(parts.values())
     decoder = Decoder(run.target, run.heads, trees, run.config.sampling)
     prompts = run.splits["report"]
-    texts: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
-    decoder.warm_up(prompts[0].ids, methods.values())
-    run.progress.start("report", len(prompts) * len(methods))
+    first: dict[Any, str] = {}
+    runs_as = {name: first.setdefault(_behaviour(p), name) for name, p in methods.items()}
+    names = list(first.values())
+    if len(known) < len(prompts):
+        decoder.warm_up(prompts[0].ids, [methods[name] for name in names])
+    run.progress.start("report", len(prompts) * len(names))
     for number, prompt in enumerate(prompts):
-        if number not in known:
-            done = {}
-            for _, name in interleave(list(methods), 1, run.config.seed + number):
-                generated = decoder.generate(prompt.ids, methods[name], run.config.max_new_tokens)
-                done[name] = _record(generated)
-                run.progress.advance(1, name)
-            parts.write_json(number, done)
-        else:
-            run.progress.advance(len(methods))
-        for name, record in parts.read_json(number).items():
-            texts[name].append(record)
+        if number in known:
+            run.progress.advance(len(names))
+            continue
+        done = {}
+        for _, name in interleave(names, 1, run.config.seed + number):
+            generated = decoder.generate(prompt.ids, methods[name], run.config.max_new_tokens)
+            done[name] = _record(generated)
+            run.progress.advance(1, name)
+        parts.write_json(number, done)
     run.progress.done()
-    return texts
+    texts = [parts.read_json(number) for number in range(len(prompts))]
+    return {name: [done[runs_as[name]] for done in texts] for name in methods}
+
+
+def _behaviour(policy: Policy) -> Any:
+    """Equal for policies that do the same: the tree, where it is a fixed one by whatever name."""
+    return policy if policy.signals else policy.indices
 
 
 def _record(generated: Generation) -> dict[str, Any]:

@@ -175,23 +175,23 @@ def feature_bounds(task: Task, signal: str = AUTO) -> dict[str, float]:
     }
 
 
-def signals_to_try(signal: str, depth: int) -> list[SignalSpec]:
+def signals_to_try(signal: str, depth: int | None) -> list[SignalSpec]:
     """The signals of ladder and hysteresis.
 
     Args:
         signal: one of them as `SignalSpec.parse` reads it, or "auto".
-        depth: of the heads.
+        depth: of the heads; None where it is not known yet.
 
     Raises:
         UsageError: there is no such signal, or it needs more heads.
     """
     if signal == AUTO:
-        return [spec for spec in SIGNALS if spec.depth <= depth]
+        return [spec for spec in SIGNALS if depth is None or spec.depth <= depth]
     try:
         spec = SignalSpec.parse(signal)
     except ValueError as error:
         raise UsageError(f"--signal {signal}: {error}", "auto, or such as chain_value:1") from None
-    if spec.depth > depth:
+    if depth is not None and spec.depth > depth:
         raise UsageError(f"--signal {signal}", f"a depth of at most {depth}, that of the heads")
     return [spec]
 

@@ -10,13 +10,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from entmtp_calib.artifacts import RUN, RunFolder
 from entmtp_calib.config import DEFAULT_HEADS_NAME, BuildConfig
-from entmtp_calib.errors import ArtifactError, DataError, HeadsError, UsageError
+from entmtp_calib.errors import ArtifactError, DataError, UsageError
 from entmtp_calib.heads.model import Heads
-from entmtp_calib.heads.native import heads_fingerprint, load_heads
+from entmtp_calib.heads.native import DESCRIPTION, heads_fingerprint, read_description
+from entmtp_calib.heads.native import load_heads as load_native
 from entmtp_calib.plan import check_tree
 from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.prompts import (
@@ -29,7 +31,9 @@ from entmtp_calib.prompts import (
     split,
 )
 from entmtp_calib.provenance import sha256_json
+from entmtp_calib.stages.import_heads import heads_folder
 from entmtp_calib.stages.recorded import SPLITS
+from entmtp_calib.stages.schedule import signals_to_try
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.tree import Tree
@@ -81,6 +85,8 @@ class Run:
     folder: RunFolder
     command: Sequence[str]
     progress: Progress
+    load_seconds: float
+    """What opening it took: model, heads and prompts."""
 
     @property
     def max_depth(self) -> int:
@@ -128,24 +134,33 @@ def model_facts(target: Target) -> dict[str, Any]:
     }
 
 
+def find_heads(heads: str | None, target: Target) -> tuple[str, Path]:
+    """Name and native folder of heads: the user's, published ones imported, or the default's."""
+    if heads is None:
+        return DEFAULT_HEADS.name, DEFAULT_HEADS
+    return heads_folder(heads, target)
+
+
 def open_heads(heads: str | None, target: Target) -> tuple[Heads, dict[str, Any]]:
-    """The heads of a folder, or the embedded default's, with what a bank remembers of them."""
-    folder = Path(heads) if heads else DEFAULT_HEADS
-    if not folder.is_dir():
-        raise HeadsError(
-            f"the heads folder {folder} is missing",
-            "a folder with heads.json and heads.safetensors",
-            "pass --heads FOLDER, or train heads with entmtp train-heads",
-        )
-    loaded = load_heads(folder, target)
-    facts = {
-        "name": folder.name,
-        "kind": loaded.kind,
-        "n_heads": loaded.n_heads,
-        "hidden_size": loaded.config.hidden_size,
-        "fingerprint": heads_fingerprint(folder),
-    }
+    """Heads for a target, with what a bank remembers of them; see `find_heads`."""
+    name, folder = find_heads(heads, target)
+    loaded = load_native(folder, target)
+    facts = {"name": name, **heads_facts(loaded), "fingerprint": heads_fingerprint(folder)}
     return loaded, facts
+
+
+def load_heads(heads: str | Path | None, target: Target) -> Heads:
+    """Heads for a target: a folder or published ones by path or hub id; None = the default's."""
+    return open_heads(None if heads is None else str(heads), target)[0]
+
+
+def heads_facts(heads: Heads) -> dict[str, Any]:
+    """What can be said of heads without their files."""
+    return {
+        "kind": heads.kind,
+        "n_heads": heads.n_heads,
+        "hidden_size": heads.config.hidden_size,
+    }
 
 
 def open_run(
@@ -163,7 +178,8 @@ def open_run(
     Args:
         trees: candidates that are measured instead of grown ones; the heads must draft them.
     """
-    progress = progress or Silent()
+    started, progress = perf_counter(), progress or Silent()
+    signals_to_try(config.signal, _native_depth(inputs.heads))
     prompts = load_prompts(config.task, Path(inputs.data) if inputs.data else None)
     sizes = (config.search_prompts, config.select_prompts, config.report_prompts)
     _split(prompts, sizes, config.seed)
@@ -171,6 +187,7 @@ def open_run(
         inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
     )
     heads, heads_facts = open_heads(inputs.heads, target)
+    signals_to_try(config.signal, heads.n_heads)
     for tree in trees or ():
         check_tree(tree, heads)
     # Every tree must find its positions at every step, so that replay sees what decoding does.
@@ -205,6 +222,7 @@ def open_run(
         folder=RunFolder.create(folder, description),
         command=command,
         progress=progress,
+        load_seconds=perf_counter() - started,
     )
 
 
@@ -232,6 +250,15 @@ def read_settings(path: Path) -> tuple[BuildConfig, Inputs]:
             f"{path}/run.json holds settings of another version ({error})",
             action="build the bank again in another folder",
         ) from error
+
+
+def _native_depth(heads: str | None) -> int | None:
+    """How many heads a native folder has, without loading any; None where that is not told."""
+    folder = DEFAULT_HEADS if heads is None else Path(heads)
+    if not (folder / DESCRIPTION).is_file():
+        return None
+    architecture = read_description(folder).get("architecture")
+    return architecture.get("n_heads") if isinstance(architecture, dict) else None
 
 
 def _split(prompts: PromptSet, sizes: tuple[int, int, int], seed: int) -> Splits:

@@ -15,13 +15,13 @@ from entmtp_calib.bank import Bank
 from entmtp_calib.costs import Costs
 from entmtp_calib.policy import Ladder, Static
 from entmtp_calib.prediction import Statistic, area, rank_correlation
-from entmtp_calib.replay import NOT_CHOSEN
 from entmtp_calib.signals import CHAIN_KINDS, SignalSpec
 from entmtp_calib.stages.recorded import Recorded
 from entmtp_calib.task import Task
 from entmtp_calib.timing import Interval, bootstrap
 from entmtp_calib.trace import Bools, Ints
 from entmtp_calib.tree import EMPTY, Tree, chain
+from entmtp_calib.walks import NOT_CHOSEN
 
 N_BOOT, SEED = 1000, 0
 

@@ -93,7 +93,7 @@ def train_heads(
     ]
     if texts_file and not texts_file.is_file():
         raise DataError(f"{texts_file} does not exist", "a corpus", "check the path after --texts")
-    target = load_target(model, device=device, dtype=dtype, engine="transformers")
+    target = load_target(model, device=device, dtype=dtype)
     room = target.max_positions - max_new_tokens
     if room < 1:
         raise UsageError(
@@ -168,6 +168,7 @@ def _claim(work: Path, target: Target, max_new_tokens: int) -> None:
     mine = {
         **target_facts(target),
         "dtype": str(target.dtype),
+        "engine": target.engine,
         "max_new_tokens": max_new_tokens,
     }
     if not (work / WORK).exists():
@@ -176,7 +177,8 @@ def _claim(work: Path, target: Target, max_new_tokens: int) -> None:
         raise DataError(
             f"{work} holds the work for {theirs.get('name')} with {theirs.get('max_new_tokens')}"
             f" tokens per text",
-            f"work for {target.name} of the same weights and dtype with {max_new_tokens} tokens",
+            f"work for {target.name} of the same weights, dtype and engine,"
+            f" with {max_new_tokens} tokens",
             "pass another --work, or delete that folder",
         )
 

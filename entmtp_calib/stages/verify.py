@@ -50,7 +50,35 @@ class Verification:
     tokens: int
     tokens_greedy: int
     tokens_sampled: int
+    positions: int
+    """Passes' rows whose logits were compared with plain decoding's at the same place."""
+    positions_equal: int
+    """Of these, those with the same bits; where all are, no near-tie can fall otherwise."""
+    largest_difference: float
+    """Of two logits of the same token at the same place."""
     divergences: tuple[Divergence, ...]
+
+
+class _Logits:
+    """Observes a text's logits, or compares them with those of another text.
+
+    Args:
+        expected: rows [V] of plain decoding; None to remember the rows seen.
+    """
+
+    def __init__(self, expected: Sequence[torch.Tensor] | None = None) -> None:
+        self._expected = expected
+        self.rows: list[torch.Tensor] = []
+        self.differences: list[float] = []
+
+    def __call__(self, _vectors: torch.Tensor, logits: torch.Tensor) -> None:
+        if self._expected is None:
+            self.rows += logits.clone().unbind()
+            return
+        expected = self._expected[len(self.differences) :]
+        for mine, other in zip(logits, expected, strict=False):
+            is_same = torch.equal(mine, other)
+            self.differences.append(0.0 if is_same else float((mine - other).abs().max()))
 
 
 def bank_prompts(
@@ -82,19 +110,26 @@ def verify(
     del methods[EMPTY.id]
     progress.start("verifying", 2 * len(prompts) * len(methods))
     tokens = {"greedy": 0, "sampled": 0}
+    differences: list[float] = []
     divergences = []
     for number, prompt in enumerate(prompts):
         ids = session.encode(prompt)
         for kind in tokens:
             settings = SamplingConfig() if kind == "greedy" else _with_seed(sampled, number)
             decoder = session.decoder(settings)
-            plain = decoder.generate(ids, session.policy(PLAIN), max_new_tokens)
+            seen = _Logits()
+            plain = decoder.generate(ids, session.policy(PLAIN), max_new_tokens, observer=seen)
             for name, policy in methods.items():
-                other = decoder.generate(ids, policy, max_new_tokens)
+                compared = _Logits(seen.rows)
+                other = decoder.generate(ids, policy, max_new_tokens, observer=compared)
                 tokens[kind] += len(other.tokens)
+                same = len(plain.tokens)
                 if other.tokens != plain.tokens:
                     found = _first_divergence(session, ids, plain, other, settings)
                     divergences.append(Divergence(prompt.id, name, settings, **found))
+                    same = divergences[-1].position
+                # The row that chose the first other token still follows the same text.
+                differences += compared.differences[: same + 1]
                 progress.advance(1, f"{sum(tokens.values())} tokens, {len(divergences)} differ")
     progress.done()
     return Verification(
@@ -102,6 +137,9 @@ def verify(
         tokens=sum(tokens.values()),
         tokens_greedy=tokens["greedy"],
         tokens_sampled=tokens["sampled"],
+        positions=len(differences),
+        positions_equal=differences.count(0.0),
+        largest_difference=max(differences, default=0.0),
         divergences=tuple(divergences),
     )
 

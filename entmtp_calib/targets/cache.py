@@ -10,18 +10,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from entmtp_calib.transfer import send_index
+
+SPARE_ROWS = 16
+"""Rows that storage has at least beyond the capacity: an engine may read over so many more."""
+
 _ROW_MULTIPLE = 64
+
+
+def stored_rows(capacity: int) -> int:
+    """Rows that storage has for a capacity."""
+    return -(-(capacity + SPARE_ROWS) // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 class TreeCache:
     """Committed rows `0 .. length`, then room for the rows of one step.
 
     Storage is one tensor [layers, kv_heads, rows, head_dim] for keys and one for values, made at
-    the first write because only the model knows its shapes. It begins as zeros and has a few rows
-    more than `capacity`, so an engine may read a little further than what was written.
+    the first write because only the model knows its shapes. It begins as zeros and has
+    `stored_rows`, so an engine may read a little further than what was written.
 
     Args:
         n_layers: attention layers that write.
@@ -65,10 +74,22 @@ class TreeCache:
 
     def storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """This layer's tensors [kv_heads, rows, head_dim], shaped like the first rows written."""
+        all_keys, all_values = self.stores(keys, values)
+        return all_keys[layer], all_values[layer]
+
+    def stores(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All layers' tensors [layers, kv_heads, rows, head_dim]; see `storage`."""
         if self._keys is None or self._values is None:
             self._keys = self._empty(keys)
             self._values = self._empty(values)
-        return self._keys[layer], self._values[layer]
+        return self._keys, self._values
+
+    def move(self, keys: Tensor, values: Tensor) -> None:
+        """Lie in these tensors [layers, kv_heads, rows >= capacity, head_dim] from now on."""
+        if self._keys is not None and self._values is not None:
+            keys[:, :, : self.length] = self._keys[:, :, : self.length]
+            values[:, :, : self.length] = self._values[:, :, : self.length]
+        self._keys, self._values = keys, values
 
     def commit(self, rows: Sequence[int] | Tensor) -> None:
         """Keep the given tried rows, in this order, and drop the others.
@@ -93,12 +114,11 @@ class TreeCache:
     def _gather(self, rows: list[int], start: int) -> None:
         if self._keys is None or self._values is None:
             raise ValueError("nothing was written to this cache")
-        source = torch.tensor(rows, device=self._keys.device) + self.length
+        source = send_index([self.length + row for row in rows], self._keys.device)
         for store in (self._keys, self._values):
             store[:, :, start : start + len(rows)] = store.index_select(2, source)
 
     def _empty(self, like: Tensor) -> Tensor:
         """Zeros [layers, kv_heads, rows, head_dim] of the dtype and device of `like`."""
         heads, _, head_dim = like.shape
-        n_rows = -(-self.capacity // _ROW_MULTIPLE) * _ROW_MULTIPLE
-        return like.new_zeros((self.n_layers, heads, n_rows, head_dim))
+        return like.new_zeros((self.n_layers, heads, stored_rows(self.capacity), head_dim))

@@ -1,19 +1,21 @@
 """Is what lies on disk a whole model? Looked at before anything is loaded.
 
-Each way a download or a copy goes wrong (a shard missing or cut, a Git LFS pointer, pickled weights
-only) ends in one line that names the file, instead of random weights or a library's traceback. It
-reads headers, never weights, and does not know how a model is built from them.
+Each way a download or a copy goes wrong (a shard missing or cut, a Git LFS pointer) ends in one
+line that names the file, instead of random weights or a library's traceback. It reads headers,
+never weights, and does not know how a model is built from them.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from entmtp_calib.errors import ModelError
 
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -22,6 +24,22 @@ _AGAIN = "download or copy the model again"
 
 def check_folder(folder: Path) -> None:
     """Refuse a model folder that cannot be loaded safely and completely."""
+    check_config(folder)
+    for shard, tensors in _shards(folder).items():
+        if is_pickled(folder):
+            check_pickle(folder / shard)
+            continue
+        present = check_safetensors(folder / shard)
+        missing = sorted(tensors - present)
+        if missing:
+            raise ModelError(
+                f"{folder / shard} lacks {len(missing)} tensors of the index, such as {missing[0]}",
+                action=_AGAIN,
+            )
+
+
+def check_config(folder: Path) -> None:
+    """Refuse the configuration of what is no language model, or is one with quantized weights."""
     config = read_json(folder / "config.json")
     if "model_type" not in config:
         raise ModelError(
@@ -35,14 +53,6 @@ def check_folder(folder: Path) -> None:
             "dense safetensors weights or a GGUF file",
             "use the unquantized checkpoint",
         )
-    for shard, tensors in _shards(folder).items():
-        present = check_safetensors(folder / shard)
-        missing = sorted(tensors - present)
-        if missing:
-            raise ModelError(
-                f"{folder / shard} lacks {len(missing)} tensors of the index, such as {missing[0]}",
-                action=_AGAIN,
-            )
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -57,8 +67,15 @@ def check_tokenizer(folder: Path) -> None:
 
 def stray_single_file(folder: Path) -> bool:
     """Whether a model.safetensors lies beside an index of shards that does not mention it."""
-    single = "model.safetensors"
-    return (folder / single).exists() and bool(_index(folder)) and single not in _shards(folder)
+    single = folder / WEIGHTS
+    return single.exists() and _index(folder).exists() and single.name not in _shards(folder)
+
+
+def is_pickled(folder: Path) -> bool:
+    """Whether the weights are those of pytorch_model.bin, because there is no safetensors file."""
+    names = (WEIGHTS, f"{WEIGHTS}.index.json"), (PICKLED, f"{PICKLED}.index.json")
+    safe, pickled = (any((folder / name).exists() for name in pair) for pair in names)
+    return pickled and not safe
 
 
 def check_safetensors(path: Path) -> set[str]:
@@ -91,6 +108,19 @@ def check_safetensors(path: Path) -> set[str]:
             f"{path} has {size} bytes", f"{8 + n_header + end} bytes by its header", _AGAIN
         )
     return set(tensors)
+
+
+def check_pickle(path: Path) -> None:
+    """Refuse what is visibly no whole file of torch.save; its content is judged when it is read."""
+    size = _size(path)
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(_LFS_POINTER):
+        raise ModelError(
+            f"{path} is a Git LFS pointer, not weights", action="run `git lfs pull` in its folder"
+        )
+    if not size or (head.startswith(b"PK") and not zipfile.is_zipfile(path)):
+        raise ModelError(f"{path} is empty or cut off ({size} bytes)", action=_AGAIN)
 
 
 def check_gguf(path: Path) -> None:
@@ -137,15 +167,15 @@ def _parse(data: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def _index(folder: Path) -> Path | None:
-    path = folder / "model.safetensors.index.json"
-    return path if path.exists() else None
+def _index(folder: Path) -> Path:
+    """Where the index of shards is, if there is one."""
+    return folder / f"{PICKLED if is_pickled(folder) else WEIGHTS}.index.json"
 
 
 def _shards(folder: Path) -> dict[str, set[str]]:
     """Shard file name -> tensors the index expects in it; the index wins over a single file."""
     index = _index(folder)
-    if index is not None:
+    if index.exists():
         shards: dict[str, set[str]] = {}
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -153,18 +183,17 @@ def _shards(folder: Path) -> dict[str, set[str]]:
         for tensor, shard in weight_map.items():
             shards.setdefault(str(shard), set()).add(tensor)
         return shards
-    if (folder / "model.safetensors").exists():
-        return {"model.safetensors": set()}
+    for single in (WEIGHTS, PICKLED):
+        if (folder / single).exists():
+            return {single: set()}
     pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
     if pickled:
         raise ModelError(
-            f"{folder} has only pickled weights ({pickled[0].name}), which could run code",
-            "model.safetensors",
-            'convert once, if you trust it: python -c "from transformers import'
-            f" AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('NEW')\""
-            " and copy its tokenizer files to NEW",
+            f"{folder} has weights in {pickled[0].name}, a format of its own",
+            f"{WEIGHTS} or {PICKLED}, whole or in shards with an index",
+            "convert it to a transformers checkpoint",
         )
     gguf = sorted(folder.glob("*.gguf"))
     if gguf:
         raise ModelError(f"{folder} has no safetensors weights", action=f"pass {gguf[0]} itself")
-    raise ModelError(f"{folder} has no model.safetensors and no index of shards", action=_AGAIN)
+    raise ModelError(f"{folder} has no {WEIGHTS} and no index of shards", action=_AGAIN)

@@ -16,15 +16,19 @@ from entmtp_calib.targets.model import TargetFacts
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
-def facts_of(name: str, network: Any, tokenizer: Any) -> TargetFacts:
-    """The facts of a transformers model and its tokenizer."""
+def facts_of(name: str, network: Any, tokenizer: Any, windows: bool) -> TargetFacts:
+    """The facts of a transformers model and its tokenizer; `windows` as for `position_limit`."""
+    limit, limited_by = position_limit(network.config, windows)
     return TargetFacts(
         name=name,
         family=network.config.model_type,
         fingerprint=fingerprint(network.config, tokenizer, network.named_parameters()),
         eos_ids=eos_ids(network, tokenizer),
-        max_positions=max_positions(network.config),
+        max_positions=limit,
         attention=network.config._attn_implementation,
+        n_weights=sum(weight.numel() for weight in network.parameters()),
+        generation_config=getattr(network, "generation_config", None),
+        limited_by=limited_by,
     )
 
 
@@ -40,31 +44,51 @@ def eos_ids(network: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(value) for values in lists for value in values if value is not None)
 
 
-def max_positions(config: Any) -> int:
-    """Positions that every layer sees entirely, with the same rotary frequencies throughout."""
+def position_limit(config: Any, windows: bool) -> tuple[int, str | None]:
+    """Positions that can be computed, and what keeps them below the model's own number, or None.
+
+    Args:
+        config: transformers' configuration.
+        windows: whether sliding layers see their windows; where not, all positions lie in one.
+    """
     text = config.get_text_config()
-    limits = [
-        getattr(text, "max_position_embeddings", None),
-        _window(text),
-        getattr(text, "attention_chunk_size", None),
-    ]
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-        limits.append(rope.get("original_max_position_embeddings"))
-    known = [int(limit) for limit in limits if limit]
-    if not known:
+    own = getattr(text, "max_position_embeddings", None)
+    limits = {
+        "its sliding window, which its engine does not know": (
+            None if windows else sliding_window(config)
+        ),
+        "its attention in chunks": getattr(text, "attention_chunk_size", None),
+        "its rotary embeddings, which change for longer texts": _same_rope(text),
+    }
+    known = [(int(limit), reason) for reason, limit in limits.items() if limit]
+    limit, reason = min(known, default=(own, None))
+    if limit is None:
         raise ModelError(
             f"model family '{config.model_type}' states no max_position_embeddings",
             action="add it to config.json",
         )
-    return min(known)
+    return (limit, reason) if own is None or limit < own else (int(own), None)
 
 
-def _window(text: Any) -> int | None:
-    """The sliding window, where the configuration uses one."""
+def sliding_window(config: Any) -> int | None:
+    """Positions that a sliding layer sees, its own included; None where no layer slides."""
+    text = config.get_text_config()
     if getattr(text, "use_sliding_window", True) is False:
         return None
     layers = getattr(text, "layer_types", None)
     if layers and "sliding_attention" not in layers:
         return None
-    return getattr(text, "sliding_window", None)
+    return getattr(text, "sliding_window", None) or None
+
+
+def _same_rope(text: Any) -> int | None:
+    """Positions up to which rotary frequencies stay the same; None where they always do."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    # One set of parameters, or one for each kind of layer.
+    kinds = [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
+    ends = [
+        kind.get("original_max_position_embeddings")
+        for kind in kinds
+        if kind.get("rope_type") in _LENGTH_DEPENDENT_ROPE
+    ]
+    return min((int(end) for end in ends if end), default=None)

@@ -7,15 +7,19 @@ know how the forward is computed (an engine does), what a tree is, or how tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from entmtp_calib.errors import ModelError
+from entmtp_calib.errors import DataError, ModelError
+from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
+from entmtp_calib.targets.graphs import Recorder
+from entmtp_calib.targets.verify import Verified
 
 
 class Engine(Protocol):
@@ -23,6 +27,8 @@ class Engine(Protocol):
 
     name: str
     config: Any
+    recorder: Recorder | None
+    window: int | None
 
     @property
     def n_layers(self) -> int: ...
@@ -37,7 +43,15 @@ class Engine(Protocol):
         self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None
     ) -> Tensor: ...
 
+    def hidden_batch(self, ids: Tensor, positions: Tensor, cache: BatchCache) -> Tensor: ...
+
     def logits(self, hidden: Tensor) -> Tensor: ...
+
+    def verify(
+        self, ids: Tensor, depths: Tensor, cache: TreeCache, mask: Tensor | None
+    ) -> Verified: ...
+
+    def prepare(self, cache: TreeCache, rows: Iterable[int], first: int, last: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,10 +60,13 @@ class TargetFacts:
 
     Attributes:
         family: transformers' model type.
-        max_positions: positions beyond are never computed; a sliding window counts as a limit.
+        max_positions: positions beyond are never computed.
         fingerprint: sha256 of configuration, vocabulary and weights (see `fingerprint`).
         eos_ids: union of what configuration, generation configuration and tokenizer name.
         attention: "eager", "sdpa", or "lean" for our own.
+        n_weights: all numbers in its weights, those of tied ones once.
+        generation_config: transformers' settings of `generate` that come with the model, or None.
+        limited_by: what keeps `max_positions` below the model's own number; None: nothing does.
     """
 
     name: str
@@ -58,6 +75,9 @@ class TargetFacts:
     eos_ids: frozenset[int]
     max_positions: int
     attention: str
+    n_weights: int
+    generation_config: Any = None
+    limited_by: str | None = None
 
 
 class Target:
@@ -86,8 +106,13 @@ class Target:
 
     @property
     def engine(self) -> str:
-        """ "transformers" or "lean"."""
+        """ "transformers", "lean" or "graphed"."""
         return self._engine.name
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records work on the device, to be run again; None where passes are not recorded."""
+        return self._engine.recorder
 
     @property
     def model(self) -> Any:
@@ -135,6 +160,25 @@ class Target:
         """An empty cache for `capacity` rows, tried rows included."""
         return TreeCache(self.n_layers, capacity)
 
+    def room(self, prompt_ids: Sequence[int]) -> int:
+        """Tokens that can follow a prompt; `DataError` for an empty one, or where none can."""
+        room = self.max_positions - len(prompt_ids)
+        if not prompt_ids or room < 1:
+            limit = f" (limited by {self.facts.limited_by})" if self.facts.limited_by else ""
+            raise DataError(
+                f"a prompt of {len(prompt_ids)} tokens",
+                f"1 to {self.max_positions - 1} tokens for {self.name}{limit}",
+                "shorten the prompt",
+            )
+        return room
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Keys and values of one position, measured by a pass of one token."""
+        cache = BatchCache(self.n_layers, 1, 1)
+        self.forward([0], [0], cache.of(0))
+        return cache.n_bytes // cache.n_rows
+
     @torch.no_grad()
     def forward(
         self,
@@ -158,6 +202,50 @@ class Target:
         _check_range(ids, self.embedding_weight.shape[0], "token id")
         _check_range(positions, self.max_positions, "position")
         return self._engine.hidden(ids.to(self.device), positions.to(self.device), cache, mask)
+
+    @torch.no_grad()
+    def verify(
+        self, ids: Tensor, depths: Tensor, cache: TreeCache, mask: Tensor | None
+    ) -> Verified:
+        """A step's pass over root and drafted nodes, behind the committed rows.
+
+        The ids are trusted: they come from the target and its heads.
+
+        Args:
+            ids: token ids [n] on the target's device, the root first.
+            depths: [n] on the device, positions behind the committed rows.
+            cache: as in `forward`.
+            mask: bool [n, n] on the device, row attends column; None = causal.
+        """
+        return self._engine.verify(ids, depths, cache, mask)
+
+    @torch.no_grad()
+    def prepare(self, cache: TreeCache, rows: Iterable[int], first: int, last: int) -> None:
+        """Make ready for passes of so many rows, behind `first` to `last` committed rows.
+
+        It can be left out; an engine then prepares at the first pass of each kind.
+        """
+        self._engine.prepare(cache, rows, first, last)
+
+    @torch.no_grad()
+    def forward_batch(
+        self, ids: Tensor | Sequence[int], positions: Tensor | Sequence[int], cache: BatchCache
+    ) -> Tensor:
+        """Hidden states of one row per sequence, whose keys and values become column `position`.
+
+        Args:
+            ids: token ids [B].
+            positions: [B], at most what each sequence has committed; a row sees the columns up to
+                its own.
+            cache: read and written; its lengths do not change, `cache.commit` does that.
+
+        Returns:
+            [B, h] after the final norm.
+        """
+        ids, positions = torch.as_tensor(ids), torch.as_tensor(positions)
+        _check_range(ids, self.embedding_weight.shape[0], "token id")
+        _check_range(positions, min(self.max_positions, cache.capacity), "position")
+        return self._engine.hidden_batch(ids.to(self.device), positions.to(self.device), cache)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

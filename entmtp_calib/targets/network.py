@@ -1,12 +1,14 @@
 """From a local path to transformers' model and tokenizer, whole and dense, or one clear line.
 
 Files are checked before they are loaded; after loading, no weight may be newly initialised. Remote
-code is never run and pickles are never read. It does not know hubs, devices or engines.
+code is never run, and pickled weights are read by torch's restricted unpickler, which makes tensors
+and nothing else. It does not know hubs, devices or engines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from entmtp_calib.errors import ModelError
 from entmtp_calib.targets import checkpoint
+from entmtp_calib.targets.families import check_family, check_verifies
 
-_ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
-_LIBRARY_ERRORS = (
+LIBRARY_ERRORS = (
     ArithmeticError,
     AttributeError,
     ImportError,
@@ -33,6 +35,7 @@ _LIBRARY_ERRORS = (
     StrictDataclassError,
     TypeError,
     ValueError,
+    pickle.UnpicklingError,
 )
 
 
@@ -47,22 +50,39 @@ def load_network(path: Path, dtype: torch.dtype | str, attention: str | None) ->
     is_gguf = path.suffix == ".gguf"
     if is_gguf:
         checkpoint.check_gguf(path)
-    else:
+    config = verifiable_config(path)
+    if not is_gguf:
         checkpoint.check_folder(path)
     with quiet(), _without_stray_file(path) as source, _one_line(path):
-        config = AutoConfig.from_pretrained(**_source(source))
-        _check_family(config)
         network, info = AutoModelForCausalLM.from_pretrained(
             **_source(source),
             dtype=dtype,
             attn_implementation=attention or _attention_for(config),
-            use_safetensors=None if is_gguf else True,
+            use_safetensors=None if is_gguf else not checkpoint.is_pickled(path),
+            weights_only=True,
             output_loading_info=True,
         )
     _check_loaded(path, network, info)
+    check_verifies(network)
     if is_gguf:
         _forget_quantization(network)
     return network.eval().requires_grad_(False)
+
+
+def network_config(path: Path) -> Any:
+    """The transformers configuration of a model folder or .gguf file."""
+    if path.suffix != ".gguf":
+        checkpoint.check_config(path)
+    with quiet(), _one_line(path):
+        return AutoConfig.from_pretrained(**_source(path))
+
+
+def verifiable_config(path: Path) -> Any:
+    """The same of a model whose family can verify trees; raises `ModelError` for others."""
+    config = network_config(path)
+    with _one_line(path):
+        check_family(config)
+    return config
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -130,7 +150,7 @@ def _one_line(path: Path, what: str = "") -> Iterator[None]:
     """Turn what the libraries raise about bad files into one line."""
     try:
         yield
-    except _LIBRARY_ERRORS as error:
+    except LIBRARY_ERRORS as error:
         raise ModelError(
             f"{what}{path} cannot be loaded ({first_line(error)})",
             action=_advice(error, bool(what)),
@@ -141,20 +161,13 @@ def _advice(error: Exception, about_tokenizer: bool) -> str:
     text = str(error)
     if "trust_remote_code" in text or "custom code" in text:
         return "code that comes with a model is never run; use a family that transformers knows"
+    if isinstance(error, pickle.UnpicklingError):
+        return "weights may hold tensors alone; use a checkpoint in safetensors"
     if about_tokenizer:
         return "copy the tokenizer's files there, or name another tokenizer"
     if "scaled_dot_product" in text or "sdpa" in text:
         return "use attention eager"
     return "download or copy the model again, or use a family that this transformers knows"
-
-
-def _check_family(config: Any) -> None:
-    """Refuse by configuration what cannot take a row back or has no causal decoder."""
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or [])
-    if getattr(config, "is_encoder_decoder", False):
-        raise _cannot_verify(config, "encoder and decoder")
-    if layers - _ATTENDING:
-        raise _cannot_verify(config, f"layers {', '.join(sorted(layers))}")
 
 
 def _check_loaded(path: Path, network: Any, info: dict[str, Any]) -> None:
@@ -171,19 +184,6 @@ def _check_loaded(path: Path, network: Any, info: dict[str, Any]) -> None:
             f"all weights of {type(network).__name__}",
             "download or copy the model again",
         )
-    if getattr(network, "_is_stateful", False):
-        raise _cannot_verify(network.config, "recurrent")
-    implementation = network.config._attn_implementation
-    if implementation not in ("eager", "sdpa"):
-        raise _cannot_verify(network.config, f"attention {implementation}")
-
-
-def _cannot_verify(config: Any, fact: str) -> ModelError:
-    return ModelError(
-        f"model family '{config.model_type}' ({fact}) cannot verify trees",
-        "a decoder with eager or sdpa attention in every layer",
-        "use another target model",
-    )
 
 
 def _forget_quantization(network: Any) -> None:

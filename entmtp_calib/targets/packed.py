@@ -31,7 +31,7 @@ def fits_half(weight: Tensor) -> bool:
 
 
 class PackedLinear:
-    """y = x W^T + b with W kept as packed float16.
+    """y = x W^T + b with W kept as packed float16; the outputs are shared among all cores.
 
     Args:
         weight: float32 [out, in].
@@ -39,23 +39,23 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._bias = None if bias is None else bias.detach().float().contiguous()
-        weight = weight.detach().float().contiguous()
+        bias = None if bias is None else bias.detach().float().contiguous()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            self._direct = hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
-            if self._direct:
-                self._packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
-                self(torch.zeros(1, weight.shape[1]))
-            else:
-                self._packed = torch.ops.quantized.linear_prepack_fp16(weight, self._bias)
+            self._packed = torch.ops.quantized.linear_prepack_fp16(
+                weight.detach().float().contiguous(), bias
+            )
 
     def __call__(self, x: Tensor) -> Tensor:
         """float32 [n, out] for float32 [n, in]."""
-        if self._direct:
-            # Deprecated in favour of the branch below, which costs 30 microseconds more a call.
-            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, self._bias)
         return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+
+
+def pad(rows: Tensor, count: int) -> Tensor:
+    """`count` rows: these, then copies of the first."""
+    if len(rows) == count:
+        return rows
+    return torch.cat([rows, rows[:1].expand(count - len(rows), *rows.shape[1:])])
 
 
 def stable_rows(n_rows: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,10 +89,19 @@ def test_the_costs_are_kept_apart_and_stand_in_the_timing_table(built: Built) ->
     )
     assert {row["kind"] for row in costs} == {"step", "level"}
     assert timing[: len(costs)] == costs
-    assert {row["kind"] for row in timing[len(costs) :]} == {"end_to_end"}
+    live = folder.read_table("live.parquet", records.TIMING_SCHEMA).to_pylist()
+    assert timing[len(costs) :] == live  # with one round nothing else is timed
+    assert {row["kind"] for row in live} == {"end_to_end"}
 
 
-def test_a_signal_that_cannot_be_is_one_line(built: Built, tmp_path: Path) -> None:
+def test_a_signal_that_cannot_be_is_one_line_before_anything_is_loaded(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("loaded")
+
+    for name in ("load_prompts", "load_target"):
+        monkeypatch.setattr(f"entmtp_calib.stages.setup.{name}", refuse)
     for signal, reason in (
         ("luck", "signal 'luck' is not one of chain_value"),
         ("chain_value:5", "a depth of at most 4, that of the heads"),
@@ -101,6 +111,7 @@ def test_a_signal_that_cannot_be_is_one_line(built: Built, tmp_path: Path) -> No
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
         assert f"--signal {signal}" in result.stderr
         assert reason in result.stderr
+        assert not (tmp_path / "run").exists()
 
 
 def test_the_command_is_recorded(built: Built) -> None:
@@ -114,12 +125,63 @@ def test_the_same_command_again_computes_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a finished stage ran again")
 
-    before = {path: path.stat().st_mtime_ns for path in built.folder.glob("*.parquet")}
+    made = [*built.folder.glob("*.parquet"), built.folder / "bank.safetensors"]
+    before = {path: path.stat().st_mtime_ns for path in made}
     monkeypatch.setattr(Decoder, "generate", refuse)
     result = run("build-bank", *built.arguments, "--out", built.folder)
     assert result.exit_code == 0, result.output
-    assert result.stdout == built.stdout
-    assert before == {path: path.stat().st_mtime_ns for path in built.folder.glob("*.parquet")}
+    assert without_usage(result.stdout) == without_usage(built.stdout)
+    assert before == {path: path.stat().st_mtime_ns for path in made}
+
+
+def without_usage(shown: str) -> str:
+    """All that is shown but the seconds of the stages and the memory."""
+    assert len(re.findall(r"^stage .*?^memory .*?\n", shown, flags=re.S | re.M)) == 1
+    return re.sub(r"^stage .*?^memory .*?\n", "", shown, flags=re.S | re.M)
+
+
+STAGES = ("load", "rollout", "grow", "cost", "recalibrate", "time", "select", "report")
+
+
+def test_the_end_says_where_the_time_went_and_so_does_show_later(built: Built) -> None:
+    usage = json.loads(built.document.read_text(encoding="utf-8"))["usage"]
+    assert [stage["stage"] for stage in usage["stages"]] == list(STAGES)
+    assert not any(stage["reused"] for stage in usage["stages"])
+    seconds = [stage["seconds"] for stage in usage["stages"]]
+    assert min(seconds) > 0
+    assert usage["seconds"] == pytest.approx(sum(seconds))
+    target = load_target(built.arguments[built.arguments.index("--model") + 1])
+    assert usage["target_bytes"] == 4 * target.facts.n_weights
+    assert usage["peak_bytes"] > 2**25  # Python and torch alone have more
+    lines = [line.split() for line in built.stdout.splitlines()]
+    start = lines.index(["stage", "seconds"])
+    table = [[name, f"{taken:.1f}"] for name, taken in zip(STAGES, seconds, strict=True)]
+    assert lines[start + 1 :][: len(STAGES)] == table
+    assert lines[start + 1 + len(STAGES)] == ["total", f"{usage['seconds']:.1f}"]
+    memory = (
+        f"memory      {usage['peak_bytes'] / 1e6:.1f} MB resident at most; the target's weights"
+    )
+    assert memory in built.stdout
+
+
+def test_a_stage_that_was_done_before_is_marked_and_counts_with_what_it_took(built: Built) -> None:
+    """Whatever was run in this folder since, the seconds are those of the work."""
+    first = json.loads(built.document.read_text(encoding="utf-8"))["usage"]
+    result = run("build-bank", *built.arguments, "--out", built.folder)
+    again = run("build-bank", *built.arguments, "--out", built.folder, "--json", "-")
+    usage = json.loads(again.stdout)["usage"]
+    assert usage["stages"][1:] == [{**stage, "reused": True} for stage in first["stages"][1:]]
+    assert usage["stages"][0]["reused"] is False
+    assert usage["peak_bytes"] >= first["peak_bytes"]
+    marked = [line.split()[0] for line in result.stdout.splitlines() if "done before" in line]
+    assert marked == list(STAGES[1:])
+    manifest = json.loads((built.folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["provenance"]["usage"] == usage
+    shown, document = run("show", built.folder), run("show", built.folder, "--json", "-")
+    assert "done before" not in shown.stdout
+    assert re.search(r"^report +\d+\.\d$", shown.stdout, flags=re.M)
+    assert "MB resident at most" in shown.stdout
+    assert json.loads(document.stdout)["usage"] == usage
 
 
 def test_where_no_tree_is_faster_the_summary_says_so(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +47,24 @@ def test_a_complete_machine_is_ready() -> None:
     assert result.stdout.endswith("ready for the main job: entmtp build-bank --task gsm8k\n")
     assert DEFAULT_HEADS_NAME in result.stdout
     assert "HF_HUB_OFFLINE is set: bundled prompts are used" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("gpus", "can_pack", "line"),
+    [
+        (0, True, "on a CPU lean for models like Llama, transformers for others"),
+        (0, False, "on a CPU transformers, since this torch has no FBGEMM kernels"),
+        (1, True, "graphed on CUDA; on a CPU lean for"),
+    ],
+)
+def test_the_engines_that_are_chosen_here_are_named(
+    gpus: int, can_pack: bool, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(name="a GPU", total_memory=2**34)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)
+    monkeypatch.setattr("entmtp_calib.targets.packed.can_pack", lambda: can_pack)
+    assert re.search(rf"^engines +{line}", run().stdout, re.M)
 
 
 def test_looking_changes_nothing(complete: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.main import Terminated, app
-from entmtp_calib.errors import DataError, UsageError
+from cli.main import Terminated, _show_warning, app
+from entmtp_calib.errors import DataError, EntmtpWarning, UsageError
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "data file /x/[/y]/[id].jsonl holds List[int] [red]:smile: \x1b[2J"
@@ -55,6 +55,17 @@ def test_what_the_user_can_act_on_is_one_line(
     failing(error)
     result = run("fail")
     assert (result.exit_code, result.stderr, result.stdout) == (exit_code, line, "")
+
+
+def test_a_warning_of_ours_is_one_line_and_others_keep_their_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[Any] = []
+    monkeypatch.setattr("cli.main._show_others", lambda *shown: others.append(shown))
+    _show_warning(EntmtpWarning("drafting runs slower"), EntmtpWarning, "some/file.py", 3)
+    assert capsys.readouterr().err == "entmtp: drafting runs slower\n"
+    _show_warning("old", UserWarning, "some/file.py", 3)
+    assert others == [("old", UserWarning, "some/file.py", 3, None, None)]
 
 
 def test_a_bug_raises(failing: Any) -> None:

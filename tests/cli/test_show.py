@@ -15,7 +15,7 @@ from entmtp_calib.bank import Bank, BankEntry
 from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.timing import Interval
-from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
+from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, MEDUSA2_DEFAULT, Tree, chain
 
 BRANCHED = Tree.of([[0], [1], [0, 0]])
 MODEL = "model [/b] [red]List[int] :smile:"
@@ -126,12 +126,22 @@ def test_a_tree_off_the_frontier_is_drawn_too(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tree"), [("plain", EMPTY), ("chain-3", chain(3)), ("hydra-default", HYDRA_DEFAULT)]
+    ("name", "tree"),
+    [
+        ("plain", EMPTY),
+        ("chain-3", chain(3)),
+        ("hydra-default", HYDRA_DEFAULT),
+        ("medusa2-default", MEDUSA2_DEFAULT),
+    ],
 )
 def test_a_tree_has_a_name(name: str, tree: Tree) -> None:
     document = json.loads(run(name, "--json", "-").stdout)
     assert document["id"] == name
     assert Tree.of(document["paths"]) == tree
+
+
+def test_medusas_default_is_hydras() -> None:
+    assert run("medusa-default").stdout == run("hydra-default").stdout
 
 
 def test_a_bank_without_extras_says_nothing_of_them(folder: Path) -> None:

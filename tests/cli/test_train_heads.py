@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from toy_bank import run, write_prompts
 from entmtp_calib.heads import corpus
 from entmtp_calib.heads.native import load_heads
 from entmtp_calib.targets.load import load_target
+from entmtp_calib.targets.model import Target
 
 SMALL = """
     --max-new-tokens 12 --epochs 1 --n-heads 2 --prefix-width 8 --draft-vocab 0 --held-out 4
@@ -37,10 +39,11 @@ def test_heads_are_trained_and_the_same_command_resumes(
     assert (heads.kind, heads.n_heads) == ("hydra", 2)
     assert heads.prefix is not None
 
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a text was generated again")
+    def refuse(target: Target, prompts: Sequence[Any], *_: Any, **__: Any) -> Iterator[Any]:
+        assert not prompts, "a text was generated again"
+        return iter(())
 
-    monkeypatch.setattr(corpus, "continue_batch", refuse)
+    monkeypatch.setattr(corpus, "plain_texts", refuse)
     again = run("train-heads", *arguments, "--json", "-")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["history"][0]["words"]["emitted"]["chain-2"] >= 1

@@ -22,6 +22,9 @@ def test_a_lossless_bank_exits_with_0(switching: Switching) -> None:
     # Four trees beside plain decoding and four policies, each greedy and sampled.
     assert document["texts"] == 2 * 2 * 8
     assert document["tokens_greedy"] == document["tokens_sampled"] == 2 * 8 * 10
+    assert document["positions"] == 2 * 2 * 8 * 10
+    assert document["positions_equal"] <= document["positions"]
+    assert document["largest_difference"] < 1e-4
 
 
 def test_the_prompts_are_the_banks_own(built: Built) -> None:
@@ -49,6 +52,9 @@ def test_a_broken_decoder_is_found_and_shown(
     assert shown[5] != shown[6]
     assert float(shown[7]) > 0
     assert shown[8] == "3"
+    # What stands behind a divergence is another text, and is not compared.
+    compared = next(line for line in lines if line.startswith("logits"))
+    assert "positions compared" in compared
     assert any(line.startswith("NOT lossless here: ") for line in lines)
 
 

@@ -1,9 +1,11 @@
-"""Batched continuation writes what plain decoding writes, and resumes."""
+"""A corpus holds what plain decoding writes, is resumed, and is checked when it is read."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toys
@@ -11,50 +13,59 @@ import toys
 from entmtp_calib.decoding import Decoder
 from entmtp_calib.errors import DataError
 from entmtp_calib.heads import corpus
-from entmtp_calib.heads.corpus import continue_batch, read_corpus, write_corpus
+from entmtp_calib.heads.corpus import read_corpus, write_corpus
 from entmtp_calib.policy import Static
 from entmtp_calib.progress import Silent
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
+from entmtp_calib.targets.packed import can_pack
+from entmtp_calib.targets.texts import plain_texts
 from entmtp_calib.tree import EMPTY
 
-PROMPTS = [(3, 1, 4), (1, 5, 9, 2, 6), (5,), (3, 5, 8, 9)]
+ENGINES = ["transformers", *(["lean"] if can_pack() else [])]
+PROMPTS = [(3, 1, 4), (1, 5, 9, 2, 6), (5,), (3, 5, 8, 9), (2, 7), (1, 8, 2)]
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+@pytest.fixture(scope="module", params=ENGINES)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
     folder = toys.save_rand(tmp_path_factory.mktemp("rand"), config_eos=7)
-    return load_target(folder, engine="transformers")
+    return load_target(folder, engine=request.param)
 
 
-def test_a_batch_writes_what_each_prompt_would_alone(target: Target) -> None:
-    alone = Decoder(target, None, [EMPTY])
-    expected = [alone.generate(list(ids), Static(0), 40).tokens for ids in PROMPTS]
-    assert continue_batch(target, PROMPTS, 40) == expected
-    assert len({len(tokens) for tokens in expected}) > 1, "rows should leave at different times"
+class Interrupted(Exception):
+    """As by a user, after some texts."""
 
 
-def test_generation_leaves_the_model_as_it_was(target: Target) -> None:
-    before = target.model.config._attn_implementation
-    continue_batch(target, PROMPTS[:1], 2)
-    assert target.model.config._attn_implementation == before
-
-
-def test_a_corpus_goes_on_where_it_stopped(target: Target, tmp_path: Path, monkeypatch) -> None:
+def test_a_corpus_is_the_targets_own_greedy_text_and_goes_on_where_it_stopped(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "texts.jsonl"
     items = [("math", ids) for ids in PROMPTS]
-    whole = write_corpus(target, items, 12, path, Silent())
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2]) + lines[2][:15])
     asked: list[int] = []
-    monkeypatch.setattr(
-        corpus,
-        "continue_batch",
-        lambda target, prompts, n: asked.append(len(prompts)) or continue_batch(target, prompts, n),
-    )
+
+    def stopping(target: Target, prompts: Sequence[Any], *args: Any, **named: Any) -> Iterator[Any]:
+        asked.append(len(prompts))
+        for count, text in enumerate(plain_texts(target, prompts, *args, **named)):
+            if count == 2:
+                raise Interrupted
+            yield text
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "plain_texts", stopping)
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                write_corpus(target, items, 12, path, Silent())
+            with path.open("a") as file:
+                file.write('{"source": "math", "prom')  # a line that was not finished
+    whole = write_corpus(target, items, 12, path, Silent())
+    assert asked == [len(PROMPTS), len(PROMPTS) - 2]
+    decoder = Decoder(target, None, [EMPTY])
+    assert [list(text.completion_ids) for text in whole] == [
+        decoder.generate(ids, Static(0), 12).tokens for ids in PROMPTS
+    ]
+    assert [text.prompt_ids for text in whole] == PROMPTS
+    assert len(read_corpus(path)) == len(PROMPTS)
     assert write_corpus(target, items, 12, path, Silent()) == whole
-    assert asked == [2]
-    assert len(read_corpus(path)) == 4
 
 
 def test_a_corpus_is_read_whole_and_left_as_it_is(tmp_path: Path) -> None:

@@ -78,6 +78,18 @@ def test_packed_heads_draft_the_same_and_rows_do_not_depend_on_company(kind: str
         assert torch.equal(alone[0], together[i])
 
 
+@pytest.mark.parametrize("kind", ["hydra", "medusa"])
+def test_probabilities_are_made_only_where_they_are_wanted(kind: str) -> None:
+    heads, vector = random_heads(toys.rand(), kind), torch.randn(32)
+    ids, probs = heads.draft_level(2, vector, PATHS)
+    torch.testing.assert_close(probs.sum(1), torch.ones(3))  # all of ten tokens
+    for n in (0, 1):
+        some_ids, some = heads.draft_level(2, vector, PATHS, n)
+        assert torch.equal(some_ids, ids)
+        assert len(some) >= n
+        assert torch.equal(some[:n], probs[:n])
+
+
 def test_a_draft_vocabulary_maps_to_target_ids() -> None:
     heads = random_heads(toys.rand(), draft_ids=[2, 5, 7])
     ids, probs = heads.draft_level(1, torch.randn(32), torch.tensor([[1]]))

@@ -13,7 +13,7 @@ from toy_heads import random_heads, save_for, saved_and_loaded
 
 from entmtp_calib.decoding import Decoder
 from entmtp_calib.errors import HeadsError
-from entmtp_calib.heads.native import heads_fingerprint, load_heads
+from entmtp_calib.heads.native import heads_fingerprint, load_heads, save_heads
 from entmtp_calib.policy import Static
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.tree import EMPTY, chain
@@ -54,6 +54,40 @@ def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
         load_heads(folder, other)
     with pytest.raises(HeadsError, match="hidden size 32; expected hidden size 64"):
         load_heads(folder, toys.cycle())
+
+
+def test_heads_whose_targets_fingerprint_nobody_knows_fit_by_their_sizes(tmp_path: Path) -> None:
+    target = toys.rand()
+    heads = random_heads(target, "medusa", own_projection=True)
+    save_heads(heads, tmp_path, {"name": "theirs", "fingerprint": None}, {})
+    assert load_heads(tmp_path, target).n_heads == heads.n_heads
+    with pytest.raises(HeadsError, match=r"made for the target theirs with hidden size 32"):
+        load_heads(tmp_path, toys.cycle())
+
+
+def test_the_file_has_the_bytes_of_safetensors_own_writer(tmp_path: Path) -> None:
+    target = toys.rand()
+    heads = random_heads(target, prefix=True, draft_ids=[1, 2, 5], n_layers=2)
+    folder = save_for(heads, target, tmp_path / "ours")
+    tensors = {
+        name: value.half() if value.is_floating_point() else value.int()
+        for name, value in heads.state_dict().items()
+    }
+    save_file(tensors, tmp_path / "theirs.safetensors")
+    ours = (folder / "heads.safetensors").read_bytes()
+    assert ours == (tmp_path / "theirs.safetensors").read_bytes()
+
+
+def test_weights_that_the_targets_type_cannot_hold_are_refused(tmp_path: Path) -> None:
+    target = load_target(toys.save_rand(tmp_path / "rand"), dtype="float16")
+    folder = save_for(random_heads(target), target, tmp_path / "heads")
+    tensors = {
+        name: value.float() for name, value in load_file(folder / "heads.safetensors").items()
+    }
+    tensors["heads.0.first.linear.bias"][0] = 1e6
+    save_file(tensors, folder / "heads.safetensors")
+    with pytest.raises(HeadsError, match=r"not finite in torch.float16.*--dtype"):
+        load_heads(folder, target)
 
 
 def break_description(folder: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import toys
+from torch import Tensor
 from toy_heads import perfect_cycle_heads, random_heads
 
 from entmtp_calib.heads import ranking
-from entmtp_calib.heads.ranking import following_tokens, greedy_chain, true_ranks
+from entmtp_calib.heads.model import Heads
+from entmtp_calib.heads.ranking import following_tokens, ranks_and_chain, true_ranks
 
 TEXT = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -33,16 +36,30 @@ def test_ranks_are_those_of_one_call_per_position(monkeypatch) -> None:
             assert ranks[t, depth - 1] == expected
 
 
-def test_a_chain_follows_its_own_choices() -> None:
-    heads = random_heads(toys.rand())
-    vectors, roots = torch.randn(2, 32), torch.tensor([4, 7])
-    tokens, probs = greedy_chain(heads, vectors, roots)
-    path = roots[1:2, None]
-    for depth in range(1, 4):
-        ids, p = heads.draft_level(depth, vectors[1], path)
-        assert tokens[1, depth - 1] == ids[0, 0]
-        torch.testing.assert_close(probs[1, depth - 1], p[0, 0])
+@pytest.mark.parametrize("kind", ["hydra", "medusa"])
+def test_a_chain_follows_its_own_choices_on_and_off_the_text(kind: str, monkeypatch) -> None:
+    monkeypatch.setattr(ranking, "CHUNK_ROWS", 3)
+    heads = random_heads(toys.rand(), kind)
+    vectors = torch.randn(len(TEXT), 32)
+    chains = [chain_from(heads, vectors[t], int(TEXT[t])) for t in range(len(TEXT))]
+    # The chain from 2 is the text itself; those from other positions leave it somewhere.
+    text = torch.cat([TEXT[:3], torch.tensor(chains[2][0]), TEXT[6:]])
+    ranks, probs = ranks_and_chain(heads, vectors, following_tokens(text, 3))
+    for t in range(len(text)):
+        _, expected = chain_from(heads, vectors[t], int(text[t]))
+        torch.testing.assert_close(probs[t], torch.stack(expected))
+    assert ranks[2].tolist() == [0, 0, 0]
+    assert torch.equal(ranks, true_ranks(heads, vectors, following_tokens(text, 3)))
+
+
+def chain_from(heads: Heads, vector: Tensor, root: int) -> tuple[list[int], list[Tensor]]:
+    """Tokens and probabilities of the greedy chain from one position."""
+    path, probs = torch.tensor([[root]]), []
+    for depth in range(1, heads.n_heads + 1):
+        ids, p = heads.draft_level(depth, vector, path)
         path = torch.cat([path, ids[:, :1]], dim=1)
+        probs.append(p[0, 0])
+    return path[0, 1:].tolist(), probs
 
 
 def test_perfect_heads_rank_everything_first() -> None:

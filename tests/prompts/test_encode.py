@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from entmtp_calib.config import PROMPT_MODES
 from entmtp_calib.errors import DataError, ModelError, UsageError
 from entmtp_calib.prompts import Prompt, PromptSet, encode, keep_short, resolve_mode
+from entmtp_calib.prompts.templates import TEMPLATES
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -116,6 +118,62 @@ def test_a_chat_mode_without_template_and_an_unknown_mode_are_refused() -> None:
         encode(tokenizer(), USER, "chat")
     with pytest.raises(UsageError, match="auto, chat, raw"):
         encode(tokenizer(), USER, "plain")
+
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+TALK = (("user", "Hi"), ("assistant", "Hello."), ("user", "So?"))
+
+
+def test_every_mode_but_the_general_ones_is_a_template_by_name() -> None:
+    assert set(TEMPLATES) == set(PROMPT_MODES) - {"auto", "chat", "raw"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "messages", "expected"),
+    [
+        ("vicuna", USER, f"<s>{SYSTEM} USER: Hi you ASSISTANT:"),
+        ("vicuna", TALK, f"<s>{SYSTEM} USER: Hi ASSISTANT: Hello.</s>USER: So? ASSISTANT:"),
+        ("vicuna", WITH_SYSTEM, "<s>Be kind USER: Hi you ASSISTANT:"),
+        (
+            "alpaca",
+            USER,
+            "<s>Below is an instruction that describes a task. Write a response that appropriately"
+            " completes the request.\n\n### Instruction:\nHi you\n\n### Response:\n",
+        ),
+        (
+            "chatml",
+            WITH_SYSTEM,
+            "<s><|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nHi you<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+    ],
+)
+@pytest.mark.parametrize("own", [None, TURNS])
+def test_a_template_by_name_is_used_whatever_the_model_has(
+    mode: str, messages: Any, expected: str, own: str | None
+) -> None:
+    assert text(tokenizer(own), messages, mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "mode"),
+    [
+        ("/cache/models--lmsys--vicuna-7b-v1.3/snapshots/abc", "vicuna"),
+        ("/models/Vicuna-13B", "vicuna"),
+        ("/home/vicuna/models/llama", "raw"),
+        ("", "raw"),
+    ],
+)
+def test_auto_knows_vicunas_template_by_the_models_name(origin: str, mode: str) -> None:
+    tok = tokenizer()
+    tok.name_or_path = origin
+    assert resolve_mode(tok) == mode
+    own = tokenizer(TURNS)
+    own.name_or_path = origin
+    assert resolve_mode(own) == "chat"
 
 
 def test_an_empty_raw_prompt_is_refused() -> None:

@@ -60,9 +60,9 @@ def test_only_a_line_feed_ends_a_line(write: Write, separator: str, end: str, la
         ("bom.json", codecs.BOM_UTF8 + ARRAY),
         ("d.json", b"\n\n  " + ARRAY + b"\n\n"),
         ("one-line.txt", json.dumps(ROWS).encode()),
-        ("d.jsonl.gz", gzip.compress(JSONL)),
-        ("d.json.gz", gzip.compress(codecs.BOM_UTF8 + ARRAY)),
-        ("not-called-gz.jsonl", gzip.compress(JSONL)),
+        ("d.jsonl.gz", gzip.compress(JSONL, mtime=0)),
+        ("d.json.gz", gzip.compress(codecs.BOM_UTF8 + ARRAY, mtime=0)),
+        ("not-called-gz.jsonl", gzip.compress(JSONL, mtime=0)),
         ("d.csv", JSONL),
     ],
 )
@@ -132,15 +132,15 @@ def test_a_row_without_end_does_not_fill_the_memory(
     ("name", "content", "fact"),
     [
         ("plain.jsonl.gz", b"just text\n", "byte 1: not gzip"),
-        ("cut.jsonl.gz", gzip.compress(JSONL * 50)[:60], "cut-off gzip"),
-        ("damaged.jsonl.gz", gzip.compress(JSONL)[:-6] + b"xxxxxx", "cut-off gzip"),
+        ("cut.jsonl.gz", gzip.compress(JSONL * 50, mtime=0)[:60], "cut-off gzip"),
+        ("damaged.jsonl.gz", gzip.compress(JSONL, mtime=0)[:-6] + b"xxxxxx", "cut-off gzip"),
         ("le.jsonl", JSONL.decode().encode("utf-16"), "UTF-16"),
         ("be.json", codecs.BOM_UTF16_BE + ARRAY.decode().encode("utf-16-be"), "UTF-16"),
         ("nobom.json", ARRAY.decode().encode("utf-16-le"), "UTF-16"),
         ("pointer.jsonl", b"version https://git-lfs.github.com/spec/v1\noid x\n", "git lfs pull"),
         ("empty.jsonl", b"", "0 bytes"),
         ("cut.parquet", b"PAR1 and no footer", "not a readable Parquet file"),
-        ("packed.parquet.gz", gzip.compress(b"PAR1 whatever"), "compressed Parquet"),
+        ("packed.parquet.gz", gzip.compress(b"PAR1 whatever", mtime=0), "compressed Parquet"),
     ],
 )
 def test_damage_is_one_line_with_file_and_fact(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,20 @@ from entmtp_calib import records
 from entmtp_calib.config import BuildConfig
 from entmtp_calib.decoding import Decoding
 from entmtp_calib.heads.model import RANK_CAP
+from entmtp_calib.policy import Ladder, Static
 from entmtp_calib.stages import cost
-from entmtp_calib.stages.cost import COSTS, hopeless, measure_costs, run_costs, timed_trees
+from entmtp_calib.stages.cost import (
+    COSTS,
+    hopeless,
+    is_known,
+    measure_costs,
+    run_costs,
+    timed_trees,
+)
 from entmtp_calib.stages.rollout import read_trace, rollout
 from entmtp_calib.stages.setup import Inputs, Run, open_run
+from entmtp_calib.steps import Step
+from entmtp_calib.timing import Clock
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree, chain
 
 CONFIG = BuildConfig(
@@ -118,11 +130,11 @@ def test_what_is_timed_stays_and_an_interrupted_table_goes_on(
 ) -> None:
     levels, lengths = cost._time_levels, []
 
-    def interrupt(run: Run, state: Decoding, length: int) -> list[dict[str, Any]]:
+    def interrupt(run: Run, state: Decoding, length: int, earlier: Any) -> list[dict[str, Any]]:
         lengths.append(length)
         if lengths == [8, 40]:
             raise KeyboardInterrupt
-        return levels(run, state, length)
+        return levels(run, state, length, earlier)
 
     monkeypatch.setattr(cost, "_time_levels", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -178,6 +190,55 @@ def test_sizes_found_hopeless_are_not_timed_to_the_end(
         (9, 8): {1, 2, 3},
         (9, 40): set(),
     }
+
+
+def test_what_repeats_itself_is_not_repeated_to_the_end_but_for_the_smallest(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "ROW_COUNTS", (1, 4, 5, 9))
+    monkeypatch.setattr(cost, "PARENT_COUNTS", (2,))
+    monkeypatch.setattr(cost, "hopeless", lambda rows, depth: set())
+    probed: Counter[int] = Counter()
+
+    def probe(self: Decoding, policy: Static | Ladder) -> Step:
+        rows = self.decoder.trees[policy.indices[-1]].n_nodes + 1
+        probed[rows] += 1
+        step_ms = 20.0 + (probed[rows] % 2 if rows == 9 else 0.0)  # nine rows scatter
+        return Step(0, 0, rows, 0, 0, 1, None, 5.0, step_ms - 5.0, step_ms)
+
+    monkeypatch.setattr(Decoding, "probe", probe)
+    longer = replace(run, config=replace(CONFIG, step_repetitions=8, max_nodes=8))
+    measure_costs(longer)
+    rounds = {
+        n: {row["round"] for row in table(longer) if (row["kind"], row["rows"]) == ("step", n)}
+        for n in (1, 4, 5, 9)
+    }
+    every = set(range(1, 9))
+    assert rounds == {1: every, 4: every, 5: set(range(1, 6)), 9: every}
+
+
+def test_levels_that_are_known_are_not_timed_at_further_contexts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not depend on the context; the clock here says that every call takes as long."""
+    ticks = itertools.count()
+    monkeypatch.setattr(Clock, "now", lambda self: float(next(ticks)))
+    monkeypatch.setattr(cost, "ROW_COUNTS", (1, 2))
+    monkeypatch.setattr(cost, "PARENT_COUNTS", (1, 3))
+    longer = replace(run, config=replace(CONFIG, step_repetitions=6, max_nodes=1))
+    measure_costs(longer)
+    levels = [row for row in table(longer) if row["kind"] == "level"]
+    counts = Counter((row["depth"], row["rows"]) for row in levels)
+    assert counts == dict.fromkeys([(1, 1), *((d, n) for d in (2, 3, 4) for n in (1, 3))], 5)
+    assert {row["context_length"] for row in levels} == {8}
+
+
+def test_a_median_is_known_from_five_repetitions_that_scatter_little() -> None:
+    assert not is_known([10.0] * 4)
+    assert is_known([10.0] * 5)
+    assert is_known([10.0, 10.01, 9.99, 10.02, 99.0])  # an outlier leaves the median alone
+    assert not is_known([10.0, 10.5, 9.5, 11.0, 9.0])
+    assert is_known([10.0, 10.5, 9.5, 11.0, 9.0] * 60)
 
 
 def step(rows: int, step_ms: float) -> dict[str, Any]:

@@ -134,6 +134,13 @@ def test_auto_tries_all_signals_that_the_heads_can_give() -> None:
     assert signals_to_try("running:entropy", 1) == [SignalSpec("entropy", running=True)]
 
 
+def test_before_the_heads_are_known_only_what_is_no_signal_at_all_is_refused() -> None:
+    assert signals_to_try("auto", None) == list(SIGNALS)
+    assert signals_to_try("chain_value:9", None) == [SignalSpec("chain_value", 9)]
+    with pytest.raises(UsageError, match="--signal luck"):
+        signals_to_try("luck", None)
+
+
 @pytest.mark.parametrize("signal", ["", "luck", "chain_value", "entropy:1", "chain_value:4"])
 def test_a_signal_that_cannot_be_is_a_usage_error(signal: str) -> None:
     with pytest.raises(UsageError, match=f"--signal {signal}"):

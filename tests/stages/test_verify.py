@@ -7,7 +7,7 @@ import torch
 
 from entmtp_calib.config import SamplingConfig
 from entmtp_calib.sampling import choose
-from entmtp_calib.stages.verify import logit_gap
+from entmtp_calib.stages.verify import _Logits, logit_gap
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, 3.0])
 
@@ -26,3 +26,14 @@ def test_the_sampled_gap_is_of_what_the_draw_compared(position: int) -> None:
     nudged = LOGITS.clone()
     nudged[others[gaps.index(min(gaps))]] += 1.001 * min(gaps)
     assert int(choose(nudged[None], [position], sampling)) != chosen
+
+
+def test_logits_are_compared_row_by_row_whatever_passes_they_come_in() -> None:
+    rows = torch.arange(12.0).view(4, 3)
+    plain = _Logits()
+    for row in rows:
+        plain(row, row[None])
+    other = _Logits(plain.rows)
+    other(rows[:1], rows[:1])
+    other(rows[1:], rows[1:] + torch.tensor([0.0, 0.0, 0.5]) * torch.tensor([[0.0], [1.0], [2.0]]))
+    assert other.differences == [0.0, 0.0, 0.5, 1.0]

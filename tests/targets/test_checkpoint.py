@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import struct
 import tempfile
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import toys
+from published_heads import pickle_weights
 from safetensors.torch import load_file, save_file
 
 from entmtp_calib.errors import ModelError
@@ -130,19 +130,59 @@ def test_the_index_wins_over_an_unrelated_single_file(sharded: Path, tmp_path: P
     assert load_target(sharded).fingerprint == expected
 
 
-def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    folder = toys.save_rand(tmp_path / "rand")
-    (folder / "model.safetensors").unlink()
+@pytest.mark.parametrize("max_shard_size", ["5GB", "40KB"])
+def test_pickled_weights_are_read_as_tensors_alone(tmp_path: Path, max_shard_size: str) -> None:
+    folder = toys.save_rand(tmp_path / "rand", max_shard_size=max_shard_size)
+    expected = load_target(folder).fingerprint
+    assert load_target(pickle_weights(folder)).fingerprint == expected
+
+
+def test_pickled_weights_that_hold_more_are_never_opened(tmp_path: Path) -> None:
+    folder = pickle_weights(toys.save_rand(tmp_path / "rand"))
     marker = tmp_path / "marker"
 
     class Evil:
         def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
             return (open, (str(marker), "w"))
 
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(ModelError, match=r"could run code.*save_pretrained"):
+    torch.save({"model.norm.weight": Evil()}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"weights may hold tensors alone; .*safetensors"):
         load_target(folder)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "fact"),
+    [
+        (delete, "No such file"),
+        (empty, "empty or cut off"),
+        (cut_one_byte, "empty or cut off"),
+        (replace_by_pointer, "git lfs pull"),
+    ],
+)
+def test_a_damaged_pickled_shard_is_named(
+    sharded: Path, damage: Callable[[Path], None], fact: str
+) -> None:
+    shard = max(pickle_weights(sharded).glob("pytorch_model-*.bin"))
+    damage(shard)
+    with pytest.raises(ModelError, match=rf"{shard.name}.*{fact}"):
+        load_target(sharded)
+
+
+def test_a_missing_pickled_weight_is_never_initialized(tmp_path: Path) -> None:
+    file = pickle_weights(toys.save_rand(tmp_path / "rand")) / "pytorch_model.bin"
+    tensors = torch.load(file, weights_only=True)
+    del tensors["model.norm.weight"]
+    torch.save(tensors, file)
+    with pytest.raises(ModelError, match=r"lacks 1 weights.*model.norm.weight"):
+        load_target(tmp_path / "rand")
+
+
+def test_weights_of_another_format_are_told(tmp_path: Path) -> None:
+    folder = toys.save_rand(tmp_path / "rand")
+    (folder / "model.safetensors").rename(folder / "consolidated.00.pth")
+    with pytest.raises(ModelError, match=r"consolidated.00.pth.*expected model.safetensors"):
+        load_target(folder)
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])

@@ -13,6 +13,7 @@ import transformers
 from entmtp_calib.errors import ModelError
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.network import quiet
+from entmtp_calib.targets.packed import can_pack
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32,
@@ -98,12 +99,15 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
         load_target(tmp_path)
 
 
-def test_a_sliding_window_bounds_the_positions_only_where_it_is_used(tmp_path: Path) -> None:
-    mistral = load_target(save(tmp_path / "m", "mistral", **SMALL, sliding_window=32))
-    qwen = load_target(
-        save(tmp_path / "q", "qwen2", **SMALL, sliding_window=32, use_sliding_window=False)
-    )
-    assert (mistral.max_positions, qwen.max_positions) == (32, 64)
+def test_a_sliding_window_bounds_the_positions_only_of_an_engine_without_windows(
+    tmp_path: Path,
+) -> None:
+    mistral = save(tmp_path / "m", "mistral", **SMALL, sliding_window=32)
+    qwen = save(tmp_path / "q", "qwen2", **SMALL, sliding_window=32, use_sliding_window=False)
+    assert load_target(mistral, engine="transformers").max_positions == 64
+    if can_pack():
+        assert load_target(mistral, engine="lean").max_positions == 32
+        assert load_target(qwen, engine="lean").max_positions == 64
 
 
 def test_rotary_embeddings_that_depend_on_length_end_at_the_original_length(
@@ -122,4 +126,4 @@ def test_rotary_embeddings_that_depend_on_length_end_at_the_original_length(
 def test_attention_sinks_fall_back_to_eager(tmp_path: Path) -> None:
     config = {**SMALL, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 16}
     target = load_target(save(tmp_path, "gpt_oss", **config))
-    assert (target.facts.attention, target.max_positions) == ("eager", 16)
+    assert (target.facts.attention, target.max_positions) == ("eager", 64)

@@ -10,11 +10,19 @@ import pytest
 import torch
 import toys
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
 from entmtp_calib.targets.hf import TransformersEngine
-from entmtp_calib.targets.lean import LeanEngine, _cuts, is_worthwhile, why_not_lean
+from entmtp_calib.targets.lean import LeanEngine, is_worthwhile, why_not_lean
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Engine, Target
 from entmtp_calib.targets.network import load_network
@@ -41,9 +49,11 @@ def seeded(kind: type[Any], config: Any) -> Any:
         return kind(config).eval().requires_grad_(False)
 
 
-@pytest.fixture(scope="module")
-def wide() -> LeanEngine:
-    return LeanEngine(seeded(LlamaForCausalLM, LlamaConfig(**WIDE)))
+@pytest.fixture(scope="module", params=[1, 2, 6], ids="{} kv heads".format)
+def wide(request: pytest.FixtureRequest) -> LeanEngine:
+    """Of 6 heads; with as many kv heads there is one query a group, the hardest case for bits."""
+    config = LlamaConfig(**WIDE | {"num_key_value_heads": request.param})
+    return LeanEngine(seeded(LlamaForCausalLM, config))
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +94,9 @@ LLAMA3 = {
         (LlamaForCausalLM, LlamaConfig(**WIDE, rope_parameters=LLAMA3)),
         (LlamaForCausalLM, LlamaConfig(**WIDE, attention_bias=True, mlp_bias=True)),
         (Qwen2ForCausalLM, Qwen2Config(**WIDE)),
+        (Qwen3ForCausalLM, Qwen3Config(**WIDE, head_dim=48)),
     ],
-    ids=["llama", "llama3-rope", "llama-biases", "qwen2"],
+    ids=["llama", "llama3-rope", "llama-biases", "qwen2", "qwen3"],
 )
 def test_it_computes_the_model_with_weights_rounded_to_float16(
     kind: type[Any], config: Any, text: Tensor
@@ -94,6 +105,8 @@ def test_it_computes_the_model_with_weights_rounded_to_float16(
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(weight, std=0.2, generator=torch.Generator().manual_seed(2))
+        if "norm" in name:
+            torch.nn.init.normal_(weight, mean=1, generator=torch.Generator().manual_seed(3))
     lean = LeanEngine(model)
     self_check(lean, model)
     cache = prefilled(lean, text[:150], 300)
@@ -178,12 +191,19 @@ def test_a_full_cache_is_refused_before_anything_is_written(wide: LeanEngine, te
         wide.hidden(text[:2], torch.tensor([5, 6]), cache, None)
 
 
-def test_sums_are_cut_where_positions_cross_multiples_of_128() -> None:
-    assert _cuts([5], start=5, columns=16) == [0, 16]
-    assert _cuts([127], start=127, columns=128) == [0, 128]
-    assert _cuts([128], start=128, columns=129) == [0, 128, 129]
-    assert _cuts([126, 127, 127, 128, 128, 129], start=126, columns=132) == [0, 129, 132]
-    assert _cuts(list(range(300)), start=0, columns=300) == [0, 128, 256, 300]
+@pytest.mark.parametrize("lengths", [[1], [5, 6], [127, 128, 130], [3, 260, 40, 7, 255, 1]])
+def test_a_row_has_the_same_bits_beside_other_texts(
+    wide: LeanEngine, text: Tensor, lengths: list[int]
+) -> None:
+    batch = BatchCache(wide.n_layers, 300, len(lengths))
+    alone = []
+    for number, length in enumerate(lengths):
+        cache = batch.of(number)
+        wide.hidden(text[:length], torch.arange(length), cache, None)
+        cache.commit(range(length))
+        alone.append(wide.hidden(text[length : length + 1], torch.tensor([length]), cache, None))
+    together = wide.hidden_batch(text[lengths], torch.tensor(lengths), batch)
+    assert torch.equal(together, torch.cat(alone))
 
 
 def test_models_it_does_not_know_are_told_apart() -> None:

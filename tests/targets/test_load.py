@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import huggingface_hub
 import pytest
 import torch
 import toys
+from published_heads import pickle_weights
 from safetensors.torch import load_file, save_file
 
 from entmtp_calib.errors import ModelError
 from entmtp_calib.targets import load
-from entmtp_calib.targets.load import load_target
+from entmtp_calib.targets.load import load_config, load_target
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,41 @@ def test_a_hub_model_is_fetched_at_its_revision_without_pickles(
     assert (asked["repo"], asked["revision"]) == ("org/model", "refs/pr/1")
     assert not any("bin" in pattern or "*.py" in pattern for pattern in asked["allow_patterns"])
     assert target.name == "org/model@refs/pr/1"
+
+
+def test_pickled_weights_are_fetched_only_where_there_are_no_others(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[str]] = []
+    whole = pickle_weights(toys.save_rand(tmp_path / "whole"))
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+
+    def download(_: str, **options: Any) -> str:
+        fetched.append(options["allow_patterns"])
+        for file in whole.iterdir():
+            if file.suffix == ".json" or "pytorch_model*.bin" in fetched[-1]:
+                shutil.copy(file, snapshot)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_target("org/model").fingerprint == load_target(folder).fingerprint
+    # The configuration, which may refuse the model; the usual weights; then the pickled ones.
+    assert ["pytorch_model*.bin" in patterns for patterns in fetched] == [False, False, True]
+
+
+def test_a_configuration_is_fetched_without_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[str]] = []
+
+    def download(_: str, **options: Any) -> str:
+        fetched.append(options["allow_patterns"])
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    name, config = load_config("org/model")
+    assert (name, config.hidden_size, fetched) == ("org/model", 32, [["config.json"]])
 
 
 def test_the_name_of_a_folder_is_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from entmtp_calib.errors import ModelError
+from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
 from entmtp_calib.targets.hf import TransformersEngine
 from entmtp_calib.targets.load import load_target
@@ -37,6 +38,11 @@ class Faulty(TransformersEngine):
             cache._keys[:, :, cache.length - 2 : cache.length] = 0
         return super().hidden(ids, positions, cache, mask)
 
+    def hidden_batch(self, ids: Tensor, positions: Tensor, cache: BatchCache) -> Tensor:
+        if self.fault == "texts of one length":
+            positions = positions.max().expand(len(positions))
+        return super().hidden_batch(ids, positions, cache)
+
     def logits(self, hidden: Tensor) -> Tensor:
         logits = super().logits(hidden)
         logits = logits * 0.5 if self.fault == "output layer" else logits
@@ -50,6 +56,7 @@ class Faulty(TransformersEngine):
         "inverted mask",
         "positions in a row",
         "rows not gathered",
+        "texts of one length",
         "output layer",
         "not finite",
     ],
