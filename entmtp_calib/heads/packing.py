@@ -8,16 +8,15 @@ files and no training.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from entmtp_calib.heads.prefix import PrefixLayer
-from entmtp_calib.targets.attention import AttentionShape, Rotary, RowsAttention, row_blocks
+from entmtp_calib.targets.attention import AttentionShape, Pass, Rotary, Views, row_blocks
 from entmtp_calib.targets.cache import SPARE_ROWS
-from entmtp_calib.targets.layer import Layer, RMSNorm, fused, paired
+from entmtp_calib.targets.layer import Layer, RMSNorm, compiled, fused, paired
 from entmtp_calib.targets.packed import PackedLinear, fits_half, pad, stable_rows
 
 _ROOM = 256
@@ -95,7 +94,7 @@ class PackedPrefix:
         dim, epsilon = config.head_dim, config.rms_eps
         self._shape = AttentionShape(config.n_attention_heads, config.n_key_value_heads, dim)
         self._rotary = Rotary(self._shape, prefix.frequencies(), 1.0, dim**-0.5)
-        self._layer = Layer(
+        layer = Layer(
             shape=self._shape,
             attention_norm=RMSNorm(prefix.input_norm.weight, epsilon),
             query_key_value=fused(
@@ -110,6 +109,7 @@ class PackedPrefix:
             gate_up=fused([(prefix.gate.weight, None), (prefix.up.weight, None)]),
             down=PackedLinear(prefix.down.weight),
         )
+        self._layers = compiled([layer])
         self._norm = RMSNorm(prefix.norm.weight, epsilon)
 
     def __call__(self, hidden: Tensor, positions: Tensor, past: Past | None) -> tuple[Tensor, Past]:
@@ -126,8 +126,8 @@ class PackedPrefix:
         past = past.with_room(len(hidden) + SPARE_ROWS)
         stores = past.keys[None], past.values[None]
         blocks = [
-            self._run(hidden[rows], attend)
-            for rows, attend in row_blocks(
+            self._run(hidden[rows], step, views)
+            for rows, step, views in row_blocks(
                 self._shape, self._rotary, positions, past.length, None, stores
             )
         ]
@@ -135,9 +135,9 @@ class PackedPrefix:
         out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         return out, Past(past.keys, past.values, end)
 
-    def _run(self, hidden: Tensor, attend: RowsAttention) -> Tensor:
+    def _run(self, hidden: Tensor, step: Pass, views: Views) -> Tensor:
         rows = pad(hidden, stable_rows(len(hidden)))
-        return self._norm(self._layer(rows, partial(attend, 0))[: len(hidden)])
+        return self._norm(self._layers(rows, step, views)[: len(hidden)])
 
 
 def _rows(embeddings: Tensor | None) -> int:

@@ -7,12 +7,11 @@ add exact zeros within one sum. Grouped keys are never repeated. This module kno
 models and no trees: only positions and a mask.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +19,7 @@ from torch import Tensor
 from entmtp_calib.targets.cache import SPARE_ROWS
 from entmtp_calib.targets.packed import pad, stable_rows
 
-Attend = Callable[[Tensor], Tensor]
-"""Queries, keys and values side by side, [m, (heads + 2 kv_heads) * head_dim], to the mixed values
-[m, heads * head_dim]. Rotation happens in place."""
+# No `from __future__ import annotations` here: TorchScript reads them.
 
 Stores = tuple[Tensor, Tensor]
 """Keys and values of all layers, each [layers, ..., kv_heads, rows, head_dim]."""
@@ -83,128 +80,99 @@ class Rotary:
         return turns[:, None] * self._scale
 
 
-class RowsAttention:
-    """n rows that follow `start` committed ones of one text; m - n more are padding.
+class Pass(NamedTuple):
+    """What all layers of a pass share: m computed rows, `texts * rows` of which attend.
 
-    Args:
-        shape: of the attention.
+    Attributes:
         rotary: complex [m, heads + kv_heads, head_dim / 2].
-        positions: n absolute positions; column c < start holds position c.
-        start: rows of the cache before these.
-        mask: bool [n, n], row sees new row; None = causal.
-        stores: [layers, kv_heads, rows, head_dim] each; the n new rows are written to them.
+        texts, rows: texts side by side, and rows of each.
+        new_rows: of the m, those whose keys and values are kept.
+        places: int64 [new_rows * kv_heads], where they go in a layer's flat store.
+        start: columns before `mask`'s.
+        mask: additive [texts or 1, 1, rows, 1, columns - start]; None where every column is seen.
+        widths: columns of each sum over keys.
+        queries: as many a matrix product must have at least, see `stable_queries`.
     """
 
-    def __init__(
-        self,
-        shape: AttentionShape,
-        rotary: Tensor,
-        positions: list[int],
-        start: int,
-        mask: Tensor | None,
-        stores: Stores,
-    ) -> None:
-        self._shape, self._rotary, self._start = shape, rotary, start
-        self._n_rows = len(positions)
-        cuts = _cuts(positions, start)
-        self._mask = _additive(mask, self._n_rows, len(rotary), cuts[-1] - start)
-        self._columns = _Columns(*stores, cuts)
-        rows = slice(start, start + self._n_rows)
-        self._new = [store[:, :, rows].unbind() for store in stores]
-
-    def __call__(self, layer: int, projected: Tensor) -> Tensor:
-        """See `Attend`."""
-        shape, n_all = self._shape, len(projected)
-        _rotate(projected, self._rotary, shape)
-        new = projected[: self._n_rows, shape.query_width :]
-        new = new.view(self._n_rows, 2, shape.kv_heads, shape.head_dim).permute(1, 2, 0, 3)
-        for store, rows in zip(self._new, new.unbind(), strict=True):
-            store[layer].copy_(rows)
-        queries = projected[:, : shape.query_width].view(n_all, shape.kv_heads, -1, shape.head_dim)
-        queries = queries.transpose(0, 1).flatten(1, 2)
-        n_queries = queries.shape[1]
-        scores = self._columns.scores(layer, queries)
-        if self._mask is not None:
-            by_row = scores[:, :n_queries].unflatten(1, (n_all, -1))
-            by_row[..., self._start :] += self._mask
-        mixed = self._columns.mix(layer, scores)[:, :n_queries].unflatten(1, (n_all, -1))
-        return mixed.transpose(0, 1).reshape(n_all, -1)
+    rotary: Tensor
+    texts: int
+    rows: int
+    new_rows: int
+    places: Tensor
+    start: int
+    mask: Tensor | None
+    widths: list[int]
+    queries: int
 
 
-class TextsAttention:
-    """One row of each of B texts, which sees all of its own text; rows beyond B are padding.
-
-    Args:
-        shape: of the attention.
-        rotary: complex [m, heads + kv_heads, head_dim / 2].
-        positions: [B] absolute positions; column c of a text holds its position c.
-        stores: [layers, B, kv_heads, rows, head_dim] each; a new row of each text is written.
-    """
-
-    def __init__(
-        self, shape: AttentionShape, rotary: Tensor, positions: Tensor, stores: Stores
-    ) -> None:
-        self._shape, self._rotary, self._positions = shape, rotary, positions
-        self._texts = torch.arange(len(positions))
-        last = int(positions.max())
-        cuts = _cuts([last], last)
-        beyond = torch.arange(cuts[-1]) > positions[:, None]
-        self._mask = torch.zeros(len(positions), 1, 1, cuts[-1])
-        self._mask.masked_fill_(beyond[:, None, None], float("-inf"))
-        self._stores = stores
-        keys, values = stores
-        self._columns = _Columns(keys.flatten(1, 2), values.flatten(1, 2), cuts)
-
-    def __call__(self, layer: int, projected: Tensor) -> Tensor:
-        """See `Attend`."""
-        shape, n_texts = self._shape, len(self._texts)
-        _rotate(projected, self._rotary, shape)
-        new = projected[:n_texts, shape.query_width :]
-        new = new.view(n_texts, 2, shape.kv_heads, shape.head_dim)
-        for store, rows in zip(self._stores, new.unbind(1), strict=True):
-            store[layer, self._texts, :, self._positions] = rows
-        queries = projected[:n_texts, : shape.query_width]
-        queries = queries.reshape(n_texts * shape.kv_heads, -1, shape.head_dim)
-        scores = self._columns.scores(layer, queries)
-        scores.unflatten(0, (n_texts, -1)).add_(self._mask)
-        mixed = self._columns.mix(layer, scores)[:, : queries.shape[1]].reshape(n_texts, -1)
-        return torch.cat([mixed, mixed[:1].expand(len(projected) - n_texts, -1)])
-
-
-class _Columns:
-    """What a pass sees of the keys and values of all layers, cut as its sums are.
+class Views(NamedTuple):
+    """What a pass writes and sees of each layer's store, with g = texts * kv_heads.
 
     The views of all layers are taken at once, which is cheaper than layer by layer.
 
-    Args:
-        keys, values: [layers, g, rows, dim].
-        cuts: column bounds of the sums over keys.
+    Attributes:
+        keys, values: per layer, the flat store [all rows, head_dim].
+        seen: per layer, the keys [g, head_dim, columns].
+        sums: per layer, the values of each sum [g, width, head_dim].
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, cuts: list[int]) -> None:
-        bounds = list(itertools.pairwise(cuts))
-        self._keys = keys[:, :, : cuts[-1]].transpose(2, 3).unbind()
-        self._values = [values[:, :, begin:end].unbind() for begin, end in bounds]
-        self._widths = [end - begin for begin, end in bounds]
-        # With as many groups as threads or more, each thread has whole groups.
-        self._queries = stable_queries(min(keys.shape[1], torch.get_num_threads()))
+    keys: list[Tensor]
+    values: list[Tensor]
+    seen: list[Tensor]
+    sums: list[list[Tensor]]
 
-    def scores(self, layer: int, queries: Tensor) -> Tensor:
-        """[g, R, columns] from queries [g, r, dim]; the last R - r rows are padding."""
-        missing = self._queries - queries.shape[1]
-        if missing > 0:
-            queries = torch.cat([queries, queries[:, :1].expand(-1, missing, -1)], dim=1)
-        return torch.bmm(queries, self._keys[layer])
 
-    def mix(self, layer: int, scores: Tensor) -> Tensor:
-        """Softmax of scores [g, r, columns] by the values -> [g, r, dim]; scores are lost."""
-        weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-        total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-        parts = weights.split(self._widths, dim=-1)
-        mixed = torch.bmm(parts[0], self._values[0][layer])
-        for part, values in zip(parts[1:], self._values[1:], strict=True):
-            mixed.baddbmm_(part, values[layer])
-        return mixed.div_(total.float())
+def rows_pass(
+    shape: AttentionShape,
+    rotary: Tensor,
+    positions: list[int],
+    start: int,
+    mask: Tensor | None,
+    stores: Stores,
+) -> tuple[Pass, Views]:
+    """n rows that follow `start` committed ones of one text.
+
+    Args:
+        shape: of the attention.
+        rotary: complex [m, heads + kv_heads, head_dim / 2]; m - n rows are padding.
+        positions: n absolute positions; column c < start holds position c.
+        start: rows of the cache before these.
+        mask: bool [n, n], row sees new row; None = causal.
+        stores: [layers, kv_heads, rows, head_dim] each.
+    """
+    n, m, stored = len(positions), len(rotary), stores[0].shape[2]
+    cuts = _cuts(positions, start)
+    heads = torch.arange(shape.kv_heads) * stored
+    places = (torch.arange(start, start + n)[:, None] + heads).flatten()
+    additive = _additive(mask, n, m, cuts[-1] - start)
+    queries = _least_queries(shape.kv_heads)
+    step = Pass(rotary, 1, m, n, places, start, additive, _widths(cuts), queries)
+    return step, _views(*stores, cuts)
+
+
+def texts_pass(
+    shape: AttentionShape, rotary: Tensor, positions: Tensor, stores: Stores
+) -> tuple[Pass, Views]:
+    """One row of each of B texts, which sees all of its own text.
+
+    Args:
+        shape: of the attention.
+        rotary: complex [m, heads + kv_heads, head_dim / 2]; m - B rows are padding.
+        positions: [B] absolute positions; column c of a text holds its position c.
+        stores: [layers, B, kv_heads, rows, head_dim] each.
+    """
+    n, stored = len(positions), stores[0].shape[3]
+    last = int(positions.max())
+    cuts = _cuts([last], last)
+    heads = torch.arange(n * shape.kv_heads).view(n, -1) * stored
+    places = (positions[:, None] + heads).flatten()
+    beyond = torch.arange(cuts[-1]) > positions[:, None]
+    mask = torch.zeros(n, 1, 1, 1, cuts[-1])
+    mask.masked_fill_(beyond[:, None, None, None], float("-inf"))
+    queries = _least_queries(n * shape.kv_heads)
+    step = Pass(rotary, n, 1, n, places, 0, mask, _widths(cuts), queries)
+    keys, values = (store.flatten(1, 2) for store in stores)
+    return step, _views(keys, values, cuts)
 
 
 def row_blocks(
@@ -214,7 +182,7 @@ def row_blocks(
     start: int,
     mask: Tensor | None,
     stores: Stores,
-) -> Iterator[tuple[slice, RowsAttention]]:
+) -> Iterator[tuple[slice, Pass, Views]]:
     """Rows in blocks, to bound the memory that a long text takes; a masked pass is one block.
 
     Args:
@@ -223,19 +191,34 @@ def row_blocks(
         positions: [n] absolute positions.
         start: rows of the cache before these.
         mask: bool [n, n], or None = causal.
-        stores: see `RowsAttention`.
+        stores: see `rows_pass`.
     """
     size = len(positions) if mask is not None else _BLOCK_ROWS
     for begin in range(0, len(positions), size):
         rows = slice(begin, begin + size)
         at = positions[rows]
-        yield rows, RowsAttention(shape, rotary(at), at.tolist(), start + begin, mask, stores)
+        yield rows, *rows_pass(shape, rotary(at), at.tolist(), start + begin, mask, stores)
 
 
-def _rotate(projected: Tensor, rotary: Tensor, shape: AttentionShape) -> None:
-    """Turn queries and keys in place; the pairs that turn together are neighbors."""
-    pairs = projected[:, : shape.rotary_width].view(*rotary.shape, 2)
-    torch.view_as_complex(pairs).mul_(rotary)
+def _views(keys: Tensor, values: Tensor, cuts: list[int]) -> Views:
+    """Of stores [layers, g, rows, head_dim]."""
+    bounds = itertools.pairwise(cuts)
+    sums = zip(*(values[:, :, begin:end].unbind() for begin, end in bounds), strict=True)
+    return Views(
+        list(keys.flatten(1, 2).unbind()),
+        list(values.flatten(1, 2).unbind()),
+        list(keys[:, :, : cuts[-1]].transpose(2, 3).unbind()),
+        [list(parts) for parts in sums],
+    )
+
+
+def _widths(cuts: list[int]) -> list[int]:
+    return [end - begin for begin, end in itertools.pairwise(cuts)]
+
+
+def _least_queries(groups: int) -> int:
+    # With as many groups as threads or more, each thread has whole groups.
+    return stable_queries(min(groups, torch.get_num_threads()))
 
 
 @functools.cache
@@ -279,11 +262,12 @@ def _cuts(positions: list[int], start: int) -> list[int]:
 
 
 def _additive(mask: Tensor | None, n_rows: int, n_padded: int, columns: int) -> Tensor | None:
-    """[m, 1, columns]: 0 where a row sees a new column, else -inf; padding sees what row 0 sees."""
+    """[1, 1, m, 1, columns]: 0 where a row sees a new column, else -inf; padding sees as row 0."""
     if n_rows == 1 and columns == 1:
         return None
     allowed = torch.zeros(n_padded, columns, dtype=torch.bool)
     own = torch.ones(n_rows, n_rows, dtype=torch.bool).tril() if mask is None else mask
     allowed[:n_rows, :n_rows] = own
     allowed[n_rows:] = allowed[0]
-    return torch.zeros(n_padded, 1, columns).masked_fill_(~allowed[:, None], float("-inf"))
+    additive = torch.zeros(1, 1, n_padded, 1, columns)
+    return additive.masked_fill_(~allowed[:, None], float("-inf"))

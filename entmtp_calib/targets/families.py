@@ -35,6 +35,8 @@ def check_family(config: Any) -> None:
     if layers - _ATTENDING:
         names = ", ".join(sorted(layers - _ATTENDING))
         raise cannot_verify(config, f"layers {names}, which are no plain attention")
+    if getattr(text, "is_heterogeneous", False):
+        raise cannot_verify(config, "layers of different shapes, which no cache of ours can hold")
     if getattr(text, "alibi", False):
         raise cannot_verify(config, "ALiBi, which counts rows where trees have depths")
     if base is not None and cache_argument(base) is None:

@@ -1,72 +1,164 @@
-"""One decoder layer of a Llama-like model on a CPU, with packed weights: norms, projections, MLP.
+"""Decoder layers of a Llama-like model on a CPU, with packed weights.
 
 Projections are fused, and rows are laid out for one complex product per rotation. Rows do not
-influence each other's rounding as long as there are `stable_rows` of them. How rows attend is given
-from outside (`attention`); this module knows no cache and no positions.
+influence each other's rounding: linear layers get `stable_rows`, and `attention` says what else it
+takes. Steps of a small model are made of many small operations, so the layers run as TorchScript,
+without Python between them; the same modules run as they are where torch cannot compile them. This
+module knows no cache.
 """
 
-from __future__ import annotations
-
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from entmtp_calib.targets.attention import Attend, AttentionShape
+from entmtp_calib.targets.attention import AttentionShape, Pass, Views
 from entmtp_calib.targets.packed import PackedLinear
+
+# No `from __future__ import annotations` here: TorchScript reads them.
 
 Weights = tuple[Tensor, Tensor | None]
 """Weight [out, in] and bias [out] of a linear layer."""
 
 
-class RMSNorm:
+class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension; five operations, where torch's takes ten."""
 
+    weight: Tensor
+    epsilon: Tensor
+
     def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._weight = weight.detach()
-        self._epsilon = torch.full((1,), epsilon)
+        super().__init__()
+        self.register_buffer("weight", weight.detach())
+        self.register_buffer("epsilon", torch.full((1,), epsilon))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h]"""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        mean_square = torch.addcmul(self._epsilon, length, length, value=1 / x.shape[-1])
-        return x.mul(mean_square.rsqrt_()).mul_(self._weight)
+        length = torch.linalg.vector_norm(x, 2.0, [-1], True)
+        mean_square = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1])
+        return x.mul(mean_square.rsqrt_()).mul_(self.weight)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer's packed weights.
+class Layer(nn.Module):
+    """One layer: norms, attention, MLP.
 
-    Attributes:
+    Args:
+        shape: of the attention.
         head_norm: over each query's and key's head before rotation; None where the family has none.
     """
 
-    shape: AttentionShape
-    attention_norm: RMSNorm
-    query_key_value: PackedLinear
-    output: PackedLinear
-    mlp_norm: RMSNorm
-    gate_up: PackedLinear
-    down: PackedLinear
-    head_norm: RMSNorm | None = None
+    def __init__(
+        self,
+        shape: AttentionShape,
+        attention_norm: RMSNorm,
+        query_key_value: PackedLinear,
+        output: PackedLinear,
+        mlp_norm: RMSNorm,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        head_norm: RMSNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
+        self.query_width, self.rotary_width = shape.query_width, shape.rotary_width
+        self.rotary_heads = shape.rotary_heads
+        self.attention_norm, self.query_key_value = attention_norm, query_key_value
+        self.output, self.mlp_norm = output, mlp_norm
+        self.gate_up, self.down = gate_up, down
+        self.head_norm = head_norm
 
-    def __call__(self, x: Tensor, attend: Attend) -> Tensor:
-        """[m, h] -> [m, h]"""
+    def forward(
+        self, x: Tensor, step: Pass, keys: Tensor, values: Tensor, seen: Tensor, sums: list[Tensor]
+    ) -> Tensor:
+        """[m, h] -> [m, h]; `Views` describes the last four for one layer."""
         projected = self.query_key_value(self.attention_norm(x))
-        if self.head_norm:
-            self._norm_heads(projected)
-        x = self.output(attend(projected)).add_(x)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=1)
+        x = self.output(self.attend(projected, step, keys, values, seen, sums)).add_(x)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, 1)
         return self.down(F.silu(gate).mul_(up)).add_(x)
 
-    def _norm_heads(self, projected: Tensor) -> None:
-        assert self.head_norm is not None
-        heads = projected[:, : self.shape.rotary_width]
-        by_head = heads.view(len(heads), -1, self.shape.head_dim)
-        by_head.copy_(self.head_norm(by_head))
+    def attend(
+        self,
+        projected: Tensor,
+        step: Pass,
+        keys: Tensor,
+        values: Tensor,
+        seen: Tensor,
+        sums: list[Tensor],
+    ) -> Tensor:
+        """Queries, keys and values side by side [m, ...] to mixed values [m, heads * head_dim]."""
+        m, texts, rows = projected.shape[0], step.texts, step.rows
+        if self.head_norm is not None:
+            by_head = projected[:, : self.rotary_width].view(m, -1, self.head_dim)
+            by_head.copy_(self.head_norm(by_head))
+        pairs = projected[:, : self.rotary_width].view(m, self.rotary_heads, -1, 2)
+        torch.view_as_complex(pairs).mul_(step.rotary)
+
+        new = projected[: step.new_rows, self.query_width :].reshape(
+            -1, 2, self.kv_heads, self.head_dim
+        )
+        keys.index_copy_(0, step.places, new[:, 0].reshape(-1, self.head_dim))
+        values.index_copy_(0, step.places, new[:, 1].reshape(-1, self.head_dim))
+
+        queries = projected[: texts * rows, : self.query_width]
+        queries = queries.view(texts, rows, self.kv_heads, -1, self.head_dim)
+        queries = queries.transpose(1, 2).reshape(texts * self.kv_heads, -1, self.head_dim)
+        n_queries = queries.shape[1]
+        if n_queries < step.queries:
+            padding = queries[:, :1].expand(-1, step.queries - n_queries, -1)
+            queries = torch.cat([queries, padding], 1)
+        scores = torch.bmm(queries, seen)
+        mask = step.mask
+        if mask is not None:
+            by_row = scores[:, :n_queries].view(texts, self.kv_heads, rows, -1, scores.shape[2])
+            by_row[..., step.start :].add_(mask)
+
+        weights = scores.sub_(scores.amax(-1, True)).exp_()
+        total = weights.sum(-1, True, dtype=torch.float64)
+        parts = weights.split(step.widths, -1)
+        mixed = torch.bmm(parts[0], sums[0])
+        for index in range(1, len(sums)):
+            mixed.baddbmm_(parts[index], sums[index])
+        mixed = mixed.div_(total.float())[:, :n_queries]
+        mixed = mixed.view(texts, self.kv_heads, rows, -1).transpose(1, 2).reshape(texts * rows, -1)
+        if mixed.shape[0] < m:
+            mixed = torch.cat([mixed, mixed[:1].expand(m - mixed.shape[0], -1)])
+        return mixed
+
+
+class Layers(nn.Module):
+    """All layers, one after the other."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, step: Pass, views: Views) -> Tensor:
+        """[m, h] -> [m, h]"""
+        for index, layer in enumerate(self.layers):
+            x = layer(
+                x,
+                step,
+                views.keys[index],
+                views.values[index],
+                views.seen[index],
+                views.sums[index],
+            )
+        return x
+
+
+def compiled(layers: Sequence[Layer]) -> Any:
+    """The layers as one TorchScript function, or as they are where torch cannot compile them."""
+    module = Layers(layers).eval()
+    with warnings.catch_warnings():
+        # TorchScript has no successor that needs no C++ compiler at run time.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return torch.jit.script(module)
+        except (RuntimeError, TypeError, NotImplementedError):
+            return module
 
 
 def take_layer(layer: Any, shape: AttentionShape, epsilon: float) -> Layer:

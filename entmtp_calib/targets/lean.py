@@ -9,7 +9,6 @@ not know trees: only positions and a mask.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +17,15 @@ from torch import Tensor
 
 from entmtp_calib.targets.attention import (
     AttentionShape,
+    Pass,
     Rotary,
-    RowsAttention,
-    TextsAttention,
+    Views,
     row_blocks,
+    texts_pass,
 )
 from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
-from entmtp_calib.targets.layer import RMSNorm, take_layer
+from entmtp_calib.targets.layer import RMSNorm, compiled, take_layer
 from entmtp_calib.targets.packed import PackedLinear, can_pack, fits_half, pad, stable_rows
 from entmtp_calib.targets.verify import Verifying
 
@@ -77,7 +77,8 @@ class LeanEngine(Verifying):
         self._row = torch.zeros(self._shape.kv_heads, 1, self._shape.head_dim)
         self.config = config
         epsilon = config.rms_norm_eps
-        self._layers = [take_layer(layer, self._shape, epsilon) for layer in model.model.layers]
+        layers = [take_layer(layer, self._shape, epsilon) for layer in model.model.layers]
+        self._n_layers, self._layers = len(layers), compiled(layers)
         self._norm = RMSNorm(model.model.norm.weight, epsilon)
         self.embedding_weight = model.model.embed_tokens.weight.detach()
         self.lm_head_weight = model.lm_head.weight.detach()
@@ -85,7 +86,7 @@ class LeanEngine(Verifying):
 
     @property
     def n_layers(self) -> int:
-        return len(self._layers)
+        return self._n_layers
 
     def hidden(
         self, ids: Tensor, positions: Tensor, cache: TreeCache, mask: Tensor | None
@@ -95,8 +96,8 @@ class LeanEngine(Verifying):
             raise ValueError(f"{len(ids)} rows in a cache with room for {cache.room}")
         stores, start = cache.stores(self._row, self._row), cache.length
         blocks = [
-            self._run(ids[rows], attend)
-            for rows, attend in row_blocks(
+            self._run(ids[rows], step, views)
+            for rows, step, views in row_blocks(
                 self._shape, self._rotary, positions, start, mask, stores
             )
         ]
@@ -105,18 +106,15 @@ class LeanEngine(Verifying):
     def hidden_batch(self, ids: Tensor, positions: Tensor, cache: BatchCache) -> Tensor:
         """[B, h] after the final norm, for one row of each of B texts."""
         row = self._row.transpose(0, 1)
-        stores = cache.stores(row, row)
-        rotary = self._rotary(positions)
-        return self._run(ids, TextsAttention(self._shape, rotary, positions, stores))
+        stores, rotary = cache.stores(row, row), self._rotary(positions)
+        return self._run(ids, *texts_pass(self._shape, rotary, positions, stores))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, V]"""
         n_rows = len(hidden)
         return self._head(pad(hidden, stable_rows(n_rows)))[:n_rows]
 
-    def _run(self, ids: Tensor, attend: RowsAttention | TextsAttention) -> Tensor:
-        """[n, h] for n rows, whose keys and values `attend` stores."""
+    def _run(self, ids: Tensor, step: Pass, views: Views) -> Tensor:
+        """[n, h] for n rows, whose keys and values are stored."""
         x = F.embedding(pad(ids, stable_rows(len(ids))), self.embedding_weight)
-        for index, layer in enumerate(self._layers):
-            x = layer(x, partial(attend, index))
-        return self._norm(x[: len(ids)])
+        return self._norm(self._layers(x, step, views)[: len(ids)])

@@ -26,6 +26,7 @@ from entmtp_calib.targets.families import check_family, check_verifies
 
 LIBRARY_ERRORS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     ImportError,
     LookupError,

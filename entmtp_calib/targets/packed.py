@@ -30,7 +30,7 @@ def fits_half(weight: Tensor) -> bool:
     return bool(low >= -_LARGEST_HALF and high <= _LARGEST_HALF)
 
 
-class PackedLinear:
+class PackedLinear(torch.nn.Module):
     """y = x W^T + b with W kept as packed float16; the outputs are shared among all cores.
 
     Args:
@@ -39,16 +39,17 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
         bias = None if bias is None else bias.detach().float().contiguous()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            self._packed = torch.ops.quantized.linear_prepack_fp16(
+            self.packed = torch.ops.quantized.linear_prepack_fp16(
                 weight.detach().float().contiguous(), bias
             )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """float32 [n, out] for float32 [n, in]."""
-        return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
 
 def pad(rows: Tensor, count: int) -> Tensor:

@@ -18,8 +18,9 @@ from torch import Tensor
 from entmtp_calib.errors import ModelError
 from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
+from entmtp_calib.targets.families import cannot_verify
 from entmtp_calib.targets.model import Engine
-from entmtp_calib.targets.network import LIBRARY_ERRORS
+from entmtp_calib.targets.network import LIBRARY_ERRORS, first_line
 
 _PARENTS = (-1, 0, 0, 1, 1, 2)
 _DEPTHS = (0, 1, 1, 2, 2, 2)
@@ -34,18 +35,18 @@ _LEAN_TOLERANCE = 3e-2
 def self_check(engine: Engine, model: Any) -> None:
     """Refuse a model whose logits of trees or batches differ from its own plain forward's.
 
+    A model whose code fails under our cache or masks is refused with what it said.
+
     Args:
         engine: what will verify trees.
         model: the transformers causal language model it was made from.
     """
-    ids = _token_ids(model)
-    paths = torch.stack([ids[[*range(_CONTEXT), *(_CONTEXT + row for row in p)]] for p in _PATHS])
-    last = ids[-1:].expand(len(_PATHS), 1)
-    expected = model(input_ids=torch.cat([paths, last], dim=1)).logits.float()
-    cache = TreeCache(engine.n_layers, _CONTEXT + len(_PARENTS) + 1)
-    error = max(_tree_error(engine, cache, ids, expected), _batch_error(engine, ids, expected))
+    try:
+        error, size = _error(engine, model)
+    except LIBRARY_ERRORS as cause:
+        raise cannot_verify(model.config, first_line(cause)) from cause
     limit = _LEAN_TOLERANCE if engine.name == "lean" else _TOLERANCE.get(model.dtype, 1e-1)
-    if error > limit * max(1.0, float(expected.abs().max())):
+    if error > limit * max(1.0, size):
         raise ModelError(
             f"model family '{model.config.model_type}' with attention"
             f" '{model.config._attn_implementation}' ({engine.name} engine) computes other logits"
@@ -69,11 +70,22 @@ def honours_window(build: Callable[[Any], Engine], model: Any) -> bool:
     text.sliding_window = _NARROW_WINDOW
     try:
         self_check(build(model), model)
-    except (ModelError, *LIBRARY_ERRORS):
+    except ModelError:
         return False
     finally:
         text.sliding_window = window
     return True
+
+
+def _error(engine: Engine, model: Any) -> tuple[float, float]:
+    """Largest difference of logits, and the largest logit."""
+    ids = _token_ids(model)
+    paths = torch.stack([ids[[*range(_CONTEXT), *(_CONTEXT + row for row in p)]] for p in _PATHS])
+    last = ids[-1:].expand(len(_PATHS), 1)
+    expected = model(input_ids=torch.cat([paths, last], dim=1)).logits.float()
+    cache = TreeCache(engine.n_layers, _CONTEXT + len(_PARENTS) + 1)
+    error = max(_tree_error(engine, cache, ids, expected), _batch_error(engine, ids, expected))
+    return error, float(expected.abs().max())
 
 
 def _tree_error(engine: Engine, cache: TreeCache, ids: Tensor, expected: Tensor) -> float:

@@ -8,11 +8,12 @@ import torch
 from entmtp_calib.targets.attention import (
     AttentionShape,
     Rotary,
-    RowsAttention,
     Stores,
     _cuts,
     row_blocks,
+    rows_pass,
     stable_queries,
+    texts_pass,
 )
 from entmtp_calib.targets.packed import stable_rows
 
@@ -44,29 +45,9 @@ def test_as_many_queries_as_are_stable_have_the_bits_of_many_more(groups: int) -
         assert torch.equal(torch.bmm(queries[:, :n], keys.transpose(1, 2)), whole[:, :n])
 
 
-def test_it_is_softmax_attention_over_rotated_grouped_keys() -> None:
-    n = stable_rows(5)
-    rows = torch.randn(n, 10 * 16, generator=torch.Generator().manual_seed(1))
-    positions = torch.arange(n)
-    attend = RowsAttention(SHAPE, ROTARY(positions), positions.tolist(), 0, None, stores())
-    found = attend(0, rows.clone())[:n]
-
-    pairs = torch.view_as_complex(rows[:, : 8 * 16].reshape(n, 8, 8, 2))
-    turned = (
-        pairs * torch.polar(torch.ones(n, 8), positions[:, None] * ROTARY._frequencies)[:, None]
-    )
-    heads = torch.view_as_real(turned).flatten(2)
-    keys, values = heads[:, 6:], rows[:, 8 * 16 :].view(n, 2, 16)
-    for head in range(6):
-        scores = heads[:, head] @ keys[:, head // 3].T * 0.25
-        weights = scores.masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf).softmax(-1)
-        expected = weights @ values[:, head // 3]
-        assert torch.allclose(found[:, 16 * head : 16 * head + 16], expected, atol=1e-5)
-
-
 def test_a_masked_pass_is_one_block_and_a_long_text_several() -> None:
     positions = torch.arange(300)
-    causal = [rows for rows, _ in row_blocks(SHAPE, ROTARY, positions, 0, None, stores())]
+    causal = [rows for rows, *_ in row_blocks(SHAPE, ROTARY, positions, 0, None, stores())]
     assert [(rows.start, rows.stop) for rows in causal] == [(0, 128), (128, 256), (256, 384)]
     mask = torch.ones(300, 300, dtype=torch.bool)
     assert len(list(row_blocks(SHAPE, ROTARY, positions, 0, mask, stores()))) == 1
@@ -74,3 +55,29 @@ def test_a_masked_pass_is_one_block_and_a_long_text_several() -> None:
 
 def test_rotary_angles_come_for_stable_row_counts() -> None:
     assert len(ROTARY(torch.tensor([4]))) == stable_rows(1)
+
+
+def test_rows_go_behind_the_committed_ones_and_see_up_to_themselves() -> None:
+    rotary = ROTARY(torch.arange(3))
+    step, views = rows_pass(SHAPE, rotary, [5, 6, 6], 5, None, stores())
+    assert step.places.tolist() == [5, 448 + 5, 6, 448 + 6, 7, 448 + 7]
+    assert (step.texts, step.rows, step.new_rows, step.start) == (1, len(rotary), 3, 5)
+    assert views.keys[0].shape == (2 * 448, 16)
+    assert views.seen[0].shape == (2, 16, sum(step.widths))
+    assert step.mask is not None
+    assert step.mask[0, 0, :3, 0, :3].isneginf().tolist() == [
+        [False, True, True],
+        [False, False, True],
+        [False, False, False],
+    ]
+
+
+def test_texts_side_by_side_see_their_own_columns_only() -> None:
+    positions = torch.tensor([2, 130])
+    store = torch.zeros(1, 2, 2, 192, 16)
+    step, views = texts_pass(SHAPE, ROTARY(positions), positions, (store, store.clone()))
+    assert step.places.tolist() == [2, 192 + 2, 2 * 192 + 130, 3 * 192 + 130]
+    assert step.widths == [128, 16]
+    assert [part.shape for part in views.sums[0]] == [(4, 128, 16), (4, 16, 16)]
+    assert step.mask is not None
+    assert (step.mask == 0).sum(-1).flatten().tolist() == [3, 131]

@@ -1,10 +1,22 @@
-"""The pieces of a packed decoder layer."""
+"""The pieces of a packed decoder layer, and the layers as a whole."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from entmtp_calib.targets.layer import RMSNorm, paired
+import pytest
+import torch
+from torch import Tensor
+
+from entmtp_calib.targets.attention import AttentionShape, Rotary, rows_pass
+from entmtp_calib.targets.layer import Layer, Layers, RMSNorm, compiled, fused, paired
+from entmtp_calib.targets.packed import PackedLinear, can_pack, stable_rows
+
+needs_packing = pytest.mark.skipif(not can_pack(), reason="this torch has no FBGEMM kernels")
+
+SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16)
+FREQUENCIES = 1000.0 ** -(torch.arange(0, 16, 2) / 16)
+ROTARY = Rotary(SHAPE, FREQUENCIES, 1.0, 0.25)
 
 
 def test_the_norm_is_torchs_and_its_rows_do_not_meet() -> None:
@@ -21,3 +33,68 @@ def test_rows_that_rotate_together_become_neighbors() -> None:
     assert weight[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
     assert bias is not None
     assert torch.equal(bias, weight[:, 0])
+
+
+def random_layer(seed: int) -> Layer:
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    return Layer(
+        shape=SHAPE,
+        attention_norm=RMSNorm(torch.ones(48), 1e-5),
+        query_key_value=fused([(weight(96, 48), None), (weight(64, 48), None)]),
+        output=PackedLinear(weight(48, 96)),
+        mlp_norm=RMSNorm(torch.ones(48), 1e-5),
+        gate_up=fused([(weight(80, 48), None), (weight(80, 48), None)]),
+        down=PackedLinear(weight(48, 80)),
+    )
+
+
+def run(layers: Any, n: int, n_layers: int = 1) -> Tensor:
+    stores = torch.zeros(n_layers, 2, 448, 16), torch.zeros(n_layers, 2, 448, 16)
+    positions = torch.arange(n)
+    step, views = rows_pass(SHAPE, ROTARY(positions), positions.tolist(), 0, None, stores)
+    x = torch.randn(300, 48, generator=torch.Generator().manual_seed(9))[: stable_rows(n)]
+    return layers(x.clone(), step, views)[:n]
+
+
+@needs_packing
+def test_attention_is_softmax_over_rotated_grouped_keys() -> None:
+    layer, n = random_layer(1), stable_rows(5)
+    stores = torch.zeros(1, 2, 64, 16), torch.zeros(1, 2, 64, 16)
+    positions = torch.arange(n)
+    step, views = rows_pass(SHAPE, ROTARY(positions), positions.tolist(), 0, None, stores)
+    rows = torch.randn(n, 10 * 16, generator=torch.Generator().manual_seed(1))
+    found = layer.attend(
+        rows.clone(), step, views.keys[0], views.values[0], views.seen[0], views.sums[0]
+    )
+    pairs = torch.view_as_complex(rows[:, : 8 * 16].reshape(n, 8, 8, 2))
+    turns = torch.polar(torch.ones(n, 8), positions[:, None] * FREQUENCIES)
+    heads = torch.view_as_real(pairs * turns[:, None]).flatten(2)
+    keys, values = heads[:, 6:], rows[:, 8 * 16 :].view(n, 2, 16)
+    for head in range(6):
+        scores = heads[:, head] @ keys[:, head // 3].T * 0.25
+        weights = scores.masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf).softmax(-1)
+        expected = weights @ values[:, head // 3]
+        assert torch.allclose(found[:, 16 * head : 16 * head + 16], expected, atol=1e-5)
+
+
+@needs_packing
+@pytest.mark.parametrize("n", [1, 4, 130, 300])
+def test_compiled_layers_have_the_bits_of_the_modules_they_are_made_of(n: int) -> None:
+    layers = [random_layer(2), random_layer(3)]
+    assert torch.equal(run(compiled(layers), n, 2), run(Layers(layers), n, 2))
+
+
+@needs_packing
+def test_layers_that_torch_cannot_compile_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> Any:
+        raise NotImplementedError
+
+    layers = [random_layer(4)]
+    expected = run(compiled(layers), 3)
+    monkeypatch.setattr(torch.jit, "script", refuse)
+    assert isinstance(compiled(layers), Layers)
+    assert torch.equal(run(compiled(layers), 3), expected)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import toys
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
 from entmtp_calib.targets.hf import TransformersEngine
 from entmtp_calib.targets.load import load_target
-from entmtp_calib.targets.selfcheck import self_check
+from entmtp_calib.targets.selfcheck import honours_window, self_check
 
 
 class Faulty(TransformersEngine):
@@ -78,3 +80,18 @@ def test_a_model_that_overflows_itself_is_left_to_where_tokens_are_chosen(tmp_pa
 
 def test_a_sound_engine_passes() -> None:
     self_check(Faulty("none"), toys.rand().model)
+
+
+def test_an_engine_that_does_not_keep_to_a_sliding_window_is_found_out() -> None:
+    config = transformers.MistralConfig(**toys.rand().config.to_dict() | {"sliding_window": 20})
+    model = transformers.MistralForCausalLM(config).eval()
+
+    def blind(network: Any) -> TransformersEngine:
+        engine = TransformersEngine(network)
+        engine.window = None
+        return engine
+
+    assert honours_window(TransformersEngine, model)
+    assert not honours_window(blind, model)
+    assert model.config.sliding_window == 20
+    self_check(blind(model), model)  # nothing is wrong within the window
