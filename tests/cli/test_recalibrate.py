@@ -13,13 +13,18 @@ from entmtp_calib.bank import Bank
 from entmtp_calib.records import CANDIDATES_SCHEMA
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Of all files, also of the parts that an earlier command may have left."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_the_trees_are_measured_again_and_the_old_bank_stays(built: Built) -> None:
-    before = {path: path.read_bytes() for path in built.folder.iterdir()}
+    before = contents(built.folder)
     result = run("recalibrate", built.folder, "--max-new-tokens", "9", "--select-prompts", "3")
     assert result.exit_code == 0, result.output
     place = built.folder.with_name("run-recalibrated")
     assert result.stdout.endswith(f"run folder  {place}\n")
-    assert {path: path.read_bytes() for path in built.folder.iterdir()} == before
+    assert contents(built.folder) == before
     RunFolder.open(place).verify()
     again, first = Bank.load(place), Bank.load(built.folder)
     assert set(again.trees) <= set(first.trees)
