@@ -21,7 +21,7 @@ import published_configs
 import pytest
 import tape
 import torch
-from published_configs import MODELS, VOCAB
+from published_configs import MODELS, VOCAB, WINDOW
 from test_lossless import random_tree
 from toy_heads import random_heads
 
@@ -57,6 +57,7 @@ CHOOSERS: list[Chooser] = [
     Ladder(SignalSpec("entropy"), (-1.5, -0.5), (0, 2, 3)),
     Dynamic(3, 9, 2),
 ]
+WINDOWED = [name for name, model in MODELS.items() if model.window == WINDOW]
 LEAN = ["llama2", "llama3", "qwen2", "qwen3", "smollm2"]
 
 
@@ -114,22 +115,23 @@ def test_every_tree_and_policy_writes_the_models_own_text(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 def test_texts_side_by_side_are_the_models_own(target: Target, sampling: SamplingConfig) -> None:
-    for text in plain_texts(target, PROMPTS, N_TOKENS, sampling):
+    texts = list(plain_texts(target, PROMPTS, N_TOKENS, sampling))
+    assert sorted(text.prompt for text in texts) == [0, 1, 2]
+    for text in texts:
         assert text.tokens == own_text(target, sampling, PROMPTS[text.prompt], text.tokens)
 
 
 @torch.no_grad()
-def test_the_texts_are_long_enough_to_leave_the_sliding_windows(name: str, target: Target) -> None:
-    if MODELS[name].window is None or name == "phi3-long":
-        return
+@pytest.mark.parametrize("name", WINDOWED, indirect=True)
+def test_the_texts_are_long_enough_to_leave_the_sliding_windows(target: Target) -> None:
     config, ids = target.config.get_text_config(), torch.tensor([PROMPTS[0]])
     logits = target.model(input_ids=ids).logits
-    assert config.sliding_window == published_configs.WINDOW < len(PROMPTS[0])
+    assert config.sliding_window == WINDOW < len(PROMPTS[0])
     config.sliding_window = 1000
     try:
         whole = target.model(input_ids=ids).logits
     finally:
-        config.sliding_window = published_configs.WINDOW
+        config.sliding_window = WINDOW
     assert (whole - logits).abs().max() > 0.1
 
 
@@ -144,6 +146,26 @@ def test_recorded_passes_keep_to_the_windows(name: str, tmp_path: Path) -> None:
     assert plain(target, sampling, PROMPTS[0]) == expected
     assert generate(target, Static(3), sampling, PROMPTS[0]).tokens == expected
     assert record.replayed > N_TOKENS
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_a_tree_may_be_deeper_than_the_window(name: str, tmp_path: Path) -> None:
+    """A window of 2 ends inside a branch whose rows do not follow each other."""
+    target = load_target(published_configs.save(name, tmp_path, sliding_window=2))
+    recorded = GraphedEngine(target.model, tape.Recorder(), Sizes(first=16, margin=8))
+    parents = [-1, 0, 0, 2, 3, 4]  # below the root a leaf, and a chain of four
+    tree = torch.tensor([[3, 1, 4, 1, 5, 9], [0, 1, 1, 2, 3, 4]])
+    mask = torch.eye(6, dtype=torch.bool)
+    for row, parent in enumerate(parents[1:], start=1):
+        mask[row] |= mask[parent]
+    chain_ids = [*PROMPTS[1], *tree[0, [0, 2, 3, 4, 5]].tolist()]
+    expected = target.model(input_ids=torch.tensor([chain_ids])).logits[0, len(PROMPTS[1]) :]
+    for one in (target, Target(recorded, target.tokenizer, target.facts)):
+        cache = one.new_cache(20)
+        one.forward(PROMPTS[1], range(3), cache)
+        cache.commit(range(3))
+        logits = one.verify(*tree, cache, mask).logits[[0, 2, 3, 4, 5]]
+        assert (logits - expected).abs().max() < MARGIN
 
 
 @pytest.mark.skipif(not can_pack(), reason="this torch has no FBGEMM kernels")
