@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,15 +69,7 @@ def explain(
         ),
     ] = None,
     split: options.Split = "report",
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            "--costs",
-            metavar="FILE",
-            parser=options.folder,
-            help="Another machine's timing.parquet or costs.parquet. [the bank's own]",
-        ),
-    ] = None,
+    costs: options.Costs = None,
     all_nodes: Annotated[
         bool, typer.Option("--all", help=f"Show every node, not the {SHOWN} most accepted ones.")
     ] = False,

@@ -28,15 +28,7 @@ def export(
         Path | None,
         typer.Option("--out", metavar="FILE", parser=options.folder, help="The file. [stdout]"),
     ] = None,
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            "--costs",
-            metavar="FILE",
-            parser=options.folder,
-            help="Of the serving machine: its timing.parquet or costs.parquet. [the run's own]",
-        ),
-    ] = None,
+    costs: options.Costs = None,
 ) -> None:
     """Write a bank's tree for another engine.
 

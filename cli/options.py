@@ -100,6 +100,15 @@ TopK = Annotated[
     int, typer.Option("--top-k", metavar="N", help="Number of the likeliest tokens; 0 is all.")
 ]
 Split = Annotated[str, typer.Option("--split", metavar="SPLIT", help="report, select or search.")]
+Costs = Annotated[
+    Path | None,
+    typer.Option(
+        "--costs",
+        metavar="FILE",
+        parser=folder,
+        help="Another machine's timing.parquet or costs.parquet. [the bank's own]",
+    ),
+]
 Acceptance = Annotated[
     str,
     typer.Option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,15 +34,7 @@ kind fitted to these very texts, and the best sequence of trees in hindsight.
 
 def simulate(
     bank: options.BankArgument,
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            "--costs",
-            metavar="FILE",
-            parser=options.folder,
-            help="Another machine's timing.parquet or costs.parquet. [the bank's own]",
-        ),
-    ] = None,
+    costs: options.Costs = None,
     split: options.Split = "report",
     signal: Annotated[
         str | None,

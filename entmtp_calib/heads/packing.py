@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from entmtp_calib.heads.prefix import PrefixLayer
-from entmtp_calib.targets.attention import AttentionShape, Pass, Rotary, Views, row_blocks
+from entmtp_calib.targets.attention import AttentionShape, Rotary
 from entmtp_calib.targets.cache import SPARE_ROWS
-from entmtp_calib.targets.layer import Layer, RMSNorm, compiled, fused, paired
+from entmtp_calib.targets.layer import Layer, RMSNorm, Stack, fused, paired
 from entmtp_calib.targets.packed import PackedLinear, fits_half, pad, stable_rows
 
 _ROOM = 256
@@ -92,10 +92,9 @@ class PackedPrefix:
     def __init__(self, prefix: PrefixLayer) -> None:
         config = prefix.config
         dim, epsilon = config.head_dim, config.rms_eps
-        self._shape = AttentionShape(config.n_attention_heads, config.n_key_value_heads, dim)
-        self._rotary = Rotary(self._shape, prefix.frequencies(), 1.0, dim**-0.5)
+        shape = AttentionShape(config.n_attention_heads, config.n_key_value_heads, dim)
         layer = Layer(
-            shape=self._shape,
+            shape=shape,
             attention_norm=RMSNorm(prefix.input_norm.weight, epsilon),
             query_key_value=fused(
                 [
@@ -109,8 +108,9 @@ class PackedPrefix:
             gate_up=fused([(prefix.gate.weight, None), (prefix.up.weight, None)]),
             down=PackedLinear(prefix.down.weight),
         )
-        self._layers = compiled([layer])
-        self._norm = RMSNorm(prefix.norm.weight, epsilon)
+        rotary = Rotary(shape, prefix.frequencies(), 1.0, dim**-0.5)
+        self._stack = Stack(shape, rotary, [layer], RMSNorm(prefix.norm.weight, epsilon))
+        self._nothing = torch.zeros(shape.kv_heads, 0, dim)
 
     def __call__(self, hidden: Tensor, positions: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         """New rows behind `past`: the layer's output [n, h], and the past with them.
@@ -120,24 +120,11 @@ class PackedPrefix:
             positions: [n] absolute positions.
             past: None at the start of a text.
         """
-        if past is None:
-            nothing = hidden.new_zeros(self._shape.kv_heads, 0, self._shape.head_dim)
-            past = Past(nothing, nothing, 0)
+        past = past or Past(self._nothing, self._nothing, 0)
         past = past.with_room(len(hidden) + SPARE_ROWS)
         stores = past.keys[None], past.values[None]
-        blocks = [
-            self._run(hidden[rows], step, views)
-            for rows, step, views in row_blocks(
-                self._shape, self._rotary, positions, past.length, None, stores
-            )
-        ]
-        end = past.length + len(hidden)
-        out = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-        return out, Past(past.keys, past.values, end)
-
-    def _run(self, hidden: Tensor, step: Pass, views: Views) -> Tensor:
-        rows = pad(hidden, stable_rows(len(hidden)))
-        return self._norm(self._layers(rows, step, views)[: len(hidden)])
+        out = self._stack.rows(hidden, positions, past.length, None, stores)
+        return out, Past(past.keys, past.values, past.length + len(hidden))
 
 
 def _rows(embeddings: Tensor | None) -> int:

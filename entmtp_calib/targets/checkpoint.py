@@ -81,21 +81,16 @@ def is_pickled(folder: Path) -> bool:
 def check_safetensors(path: Path) -> set[str]:
     """Names of the tensors in a file whose size is what its header promises."""
     size = _size(path)
+    head = _head(path)
+    if size < 8:
+        raise ModelError(f"{path} is empty or cut off ({size} bytes)", action=_AGAIN)
+    n_header = struct.unpack("<Q", head[:8])[0]
+    if n_header > min(size - 8, _MAX_HEADER_BYTES):
+        raise ModelError(
+            f"{path} is cut off or not safetensors: {size} bytes, header of {n_header} bytes",
+            action=_AGAIN,
+        )
     with path.open("rb") as file:
-        head = file.read(64)
-        if head.startswith(_LFS_POINTER):
-            raise ModelError(
-                f"{path} is a Git LFS pointer, not weights",
-                action="run `git lfs pull` in its folder",
-            )
-        if size < 8:
-            raise ModelError(f"{path} is empty or cut off ({size} bytes)", action=_AGAIN)
-        n_header = struct.unpack("<Q", head[:8])[0]
-        if n_header > min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelError(
-                f"{path} is cut off or not safetensors: {size} bytes, header of {n_header} bytes",
-                action=_AGAIN,
-            )
         file.seek(8)
         header = _parse(file.read(n_header), path)
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -110,28 +105,27 @@ def check_safetensors(path: Path) -> set[str]:
     return set(tensors)
 
 
-def check_pickle(path: Path) -> None:
-    """Refuse what is visibly no whole file of torch.save; its content is judged when it is read."""
-    size = _size(path)
+def _head(path: Path) -> bytes:
+    """The first bytes of weights; refuses a pointer that stands in their place."""
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(_LFS_POINTER):
         raise ModelError(
             f"{path} is a Git LFS pointer, not weights", action="run `git lfs pull` in its folder"
         )
+    return head
+
+
+def check_pickle(path: Path) -> None:
+    """Refuse what is visibly no whole file of torch.save; its content is judged when it is read."""
+    size, head = _size(path), _head(path)
     if not size or (head.startswith(b"PK") and not zipfile.is_zipfile(path)):
         raise ModelError(f"{path} is empty or cut off ({size} bytes)", action=_AGAIN)
 
 
 def check_gguf(path: Path) -> None:
     """Refuse what is visibly no whole GGUF file; its tables are read when it is loaded."""
-    size = _size(path)
-    with path.open("rb") as file:
-        head = file.read(64)
-    if head.startswith(_LFS_POINTER):
-        raise ModelError(
-            f"{path} is a Git LFS pointer, not weights", action="run `git lfs pull` in its folder"
-        )
+    size, head = _size(path), _head(path)
     if head[:4] != b"GGUF" or size < 64:
         raise ModelError(f"{path} is not a GGUF file ({size} bytes)", action=_AGAIN)
     if "-of-" in path.stem:

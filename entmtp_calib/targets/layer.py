@@ -15,8 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from entmtp_calib.targets.attention import AttentionShape, Pass, Views
-from entmtp_calib.targets.packed import PackedLinear
+from entmtp_calib.targets.attention import (
+    AttentionShape,
+    Pass,
+    Rotary,
+    Stores,
+    Views,
+    row_blocks,
+    texts_pass,
+)
+from entmtp_calib.targets.packed import PackedLinear, pad, stable_rows
 
 # No `from __future__ import annotations` here: TorchScript reads them.
 
@@ -159,6 +167,33 @@ def compiled(layers: Sequence[Layer]) -> Any:
             return torch.jit.script(module)
         except (RuntimeError, TypeError, NotImplementedError):
             return module
+
+
+class Stack:
+    """Compiled layers with their rotation and the norm behind them."""
+
+    def __init__(
+        self, shape: AttentionShape, rotary: Rotary, layers: Sequence[Layer], norm: RMSNorm
+    ) -> None:
+        self._shape, self._rotary, self._norm = shape, rotary, norm
+        self._layers = compiled(layers)
+
+    def rows(
+        self, x: Tensor, positions: Tensor, start: int, mask: Tensor | None, stores: Stores
+    ) -> Tensor:
+        """[n, h] for n rows x [n, h] of one text, long ones in blocks; see `rows_pass`."""
+        blocks = row_blocks(self._shape, self._rotary, positions, start, mask, stores)
+        done = [self._run(x[rows], step, views) for rows, step, views in blocks]
+        return done[0] if len(done) == 1 else torch.cat(done)
+
+    def texts(self, x: Tensor, positions: Tensor, stores: Stores) -> Tensor:
+        """[B, h] for one row x [B, h] of each of B texts; see `texts_pass`."""
+        rotary = self._rotary(positions)
+        return self._run(x, *texts_pass(self._shape, rotary, positions, stores))
+
+    def _run(self, x: Tensor, step: Pass, views: Views) -> Tensor:
+        rows = pad(x, stable_rows(len(x)))
+        return self._norm(self._layers(rows, step, views)[: len(x)])
 
 
 def take_layer(layer: Any, shape: AttentionShape, epsilon: float) -> Layer:

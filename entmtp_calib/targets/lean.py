@@ -15,17 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from entmtp_calib.targets.attention import (
-    AttentionShape,
-    Pass,
-    Rotary,
-    Views,
-    row_blocks,
-    texts_pass,
-)
+from entmtp_calib.targets.attention import AttentionShape, Rotary
 from entmtp_calib.targets.batch import BatchCache
 from entmtp_calib.targets.cache import TreeCache
-from entmtp_calib.targets.layer import RMSNorm, compiled, take_layer
+from entmtp_calib.targets.layer import RMSNorm, Stack, take_layer
 from entmtp_calib.targets.packed import PackedLinear, can_pack, fits_half, pad, stable_rows
 from entmtp_calib.targets.verify import Verifying
 
@@ -66,20 +59,22 @@ class LeanEngine(Verifying):
     def __init__(self, model: Any) -> None:
         config = model.config
         attention, rotary = model.model.layers[0].self_attn, model.model.rotary_emb
-        self._shape = AttentionShape(
+        shape = AttentionShape(
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=attention.head_dim,
         )
-        self._rotary = Rotary(
-            self._shape, rotary.inv_freq, float(rotary.attention_scaling), attention.scaling
-        )
-        self._row = torch.zeros(self._shape.kv_heads, 1, self._shape.head_dim)
         self.config = config
         epsilon = config.rms_norm_eps
-        layers = [take_layer(layer, self._shape, epsilon) for layer in model.model.layers]
-        self._n_layers, self._layers = len(layers), compiled(layers)
-        self._norm = RMSNorm(model.model.norm.weight, epsilon)
+        layers = [take_layer(layer, shape, epsilon) for layer in model.model.layers]
+        self._n_layers = len(layers)
+        self._stack = Stack(
+            shape,
+            Rotary(shape, rotary.inv_freq, float(rotary.attention_scaling), attention.scaling),
+            layers,
+            RMSNorm(model.model.norm.weight, epsilon),
+        )
+        self._row = torch.zeros(shape.kv_heads, 1, shape.head_dim)
         self.embedding_weight = model.model.embed_tokens.weight.detach()
         self.lm_head_weight = model.lm_head.weight.detach()
         self._head = PackedLinear(self.lm_head_weight, model.lm_head.bias)
@@ -94,27 +89,18 @@ class LeanEngine(Verifying):
         """[n, h] after the final norm; long prompts run in blocks of rows."""
         if len(ids) > cache.room:
             raise ValueError(f"{len(ids)} rows in a cache with room for {cache.room}")
-        stores, start = cache.stores(self._row, self._row), cache.length
-        blocks = [
-            self._run(ids[rows], step, views)
-            for rows, step, views in row_blocks(
-                self._shape, self._rotary, positions, start, mask, stores
-            )
-        ]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        stores = cache.stores(self._row, self._row)
+        return self._stack.rows(self._embed(ids), positions, cache.length, mask, stores)
 
     def hidden_batch(self, ids: Tensor, positions: Tensor, cache: BatchCache) -> Tensor:
         """[B, h] after the final norm, for one row of each of B texts."""
         row = self._row.transpose(0, 1)
-        stores, rotary = cache.stores(row, row), self._rotary(positions)
-        return self._run(ids, *texts_pass(self._shape, rotary, positions, stores))
+        return self._stack.texts(self._embed(ids), positions, cache.stores(row, row))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, V]"""
         n_rows = len(hidden)
         return self._head(pad(hidden, stable_rows(n_rows)))[:n_rows]
 
-    def _run(self, ids: Tensor, step: Pass, views: Views) -> Tensor:
-        """[n, h] for n rows, whose keys and values are stored."""
-        x = F.embedding(pad(ids, stable_rows(len(ids))), self.embedding_weight)
-        return self._norm(self._layers(x, step, views)[: len(ids)])
+    def _embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.embedding_weight)
