@@ -86,7 +86,7 @@ class HeadGraphs:
             slot.keys[:, :, length : length + n_rows] = keys
             slot.values[:, :, length : length + n_rows] = values
             out = rows[0]
-        return out, Past(slot.keys[0], slot.values[0], length + n_rows)
+        return out, Past(slot.store[0], length + n_rows)
 
     def prepare_steps(self, borrower: object, first: int, last: int) -> None:
         """Record the prefix layer's steps behind `first` to `last` rows of a text to come."""
@@ -114,8 +114,7 @@ class HeadGraphs:
                 borrower, self._sizes.holding(max(rows, USUAL_ROWS)), like, like
             )
             if past:
-                slot.keys[0, :, : past.length] = past.keys[:, : past.length]
-                slot.values[0, :, : past.length] = past.values[:, : past.length]
+                slot.store[0, :, : past.length] = past.store[:, : past.length]
         return slot
 
     def _step(self, slot: Slot, length: int) -> _Step | None:

@@ -70,20 +70,19 @@ class Past:
     """Rows that the prefix layer has seen; those behind `length` are free to be written.
 
     Attributes:
-        keys, values: [kv_heads, rows, head_dim].
+        store: [kv_heads, rows, 2 * head_dim], each row's key and value side by side.
     """
 
-    keys: Tensor
-    values: Tensor
+    store: Tensor
     length: int
 
     def with_room(self, n_rows: int) -> Past:
         """The same rows with room for more, in other memory where there was none."""
-        missing = self.length + n_rows - self.keys.shape[1]
+        missing = self.length + n_rows - self.store.shape[1]
         if missing <= 0:
             return self
         more = (0, 0, 0, max(missing, self.length) + _ROOM)
-        return Past(F.pad(self.keys, more), F.pad(self.values, more), self.length)
+        return Past(F.pad(self.store, more), self.length)
 
 
 class PackedPrefix:
@@ -110,7 +109,7 @@ class PackedPrefix:
         )
         rotary = Rotary(shape, prefix.frequencies(), 1.0, dim**-0.5)
         self._stack = Stack(shape, rotary, [layer], RMSNorm(prefix.norm.weight, epsilon))
-        self._nothing = torch.zeros(shape.kv_heads, 0, dim)
+        self._nothing = torch.zeros(shape.kv_heads, 0, 2 * dim)
 
     def __call__(self, hidden: Tensor, positions: Tensor, past: Past | None) -> tuple[Tensor, Past]:
         """New rows behind `past`: the layer's output [n, h], and the past with them.
@@ -120,11 +119,10 @@ class PackedPrefix:
             positions: [n] absolute positions.
             past: None at the start of a text.
         """
-        past = past or Past(self._nothing, self._nothing, 0)
+        past = past or Past(self._nothing, 0)
         past = past.with_room(len(hidden) + SPARE_ROWS)
-        stores = past.keys[None], past.values[None]
-        out = self._stack.rows(hidden, positions, past.length, None, stores)
-        return out, Past(past.keys, past.values, past.length + len(hidden))
+        out = self._stack.rows(hidden, positions, past.length, None, past.store[None])
+        return out, Past(past.store, past.length + len(hidden))
 
 
 def _rows(embeddings: Tensor | None) -> int:

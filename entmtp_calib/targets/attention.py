@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from entmtp_calib.targets.cache import SPARE_ROWS
@@ -21,10 +22,8 @@ from entmtp_calib.targets.packed import pad, stable_rows
 
 # No `from __future__ import annotations` here: TorchScript reads them.
 
-Stores = tuple[Tensor, Tensor]
-"""Keys and values of all layers, each [layers, ..., kv_heads, rows, head_dim]."""
-
 _BLOCK_ROWS = 128
+_KNOWN_POSITIONS = 1024
 _SUM_POSITIONS = 128
 _MEASURED_QUERIES = 64
 _MEASURED_COLUMNS = (16, 64, 200)
@@ -49,9 +48,9 @@ class AttentionShape:
         return self.heads + self.kv_heads
 
     @property
-    def rotary_width(self) -> int:
-        """rotary_heads * head_dim"""
-        return self.rotary_heads * self.head_dim
+    def group(self) -> int:
+        """Query heads that share a key head."""
+        return self.heads // self.kv_heads
 
 
 class Rotary:
@@ -68,58 +67,70 @@ class Rotary:
         self, shape: AttentionShape, frequencies: Tensor, turn_scale: float, score_scale: float
     ) -> None:
         self._frequencies, self._turn_scale = frequencies.float(), turn_scale
-        scale = torch.ones(shape.rotary_heads)
+        scale = torch.ones(shape.rotary_heads, 1)
         scale[: shape.heads] = score_scale
-        self._scale = scale[:, None]
+        self._scale = scale
+        self._still = torch.ones(1, shape.kv_heads, len(frequencies), dtype=torch.complex64)
+        self._turns = torch.zeros(0, len(frequencies), dtype=torch.complex64)
 
-    def __call__(self, positions: Tensor) -> Tensor:
-        """Positions [n] -> complex [m, heads + kv_heads, head_dim / 2], m stable rows for n."""
-        positions = pad(positions, stable_rows(len(positions)))
-        angles = positions[:, None].float() * self._frequencies
-        turns = torch.complex(angles.cos(), angles.sin()) * self._turn_scale
-        return turns[:, None] * self._scale
+    def __call__(self, positions: list[int]) -> Tensor:
+        """n positions -> complex [m, heads + 2 * kv_heads, head_dim / 2], m stable rows for n.
+
+        The last heads, the values', do not turn: so rows are rotated whole.
+        """
+        count = stable_rows(len(positions))
+        at = torch.tensor([*positions, *positions[:1] * (count - len(positions))])
+        turns = self._known(max(positions) + 1)[at, None] * self._scale
+        return torch.cat([turns, self._still.expand(count, -1, -1)], 1)
+
+    def _known(self, n_positions: int) -> Tensor:
+        """complex [at least so many positions, head_dim / 2]"""
+        if len(self._turns) < n_positions:
+            positions = torch.arange(-(-n_positions // _KNOWN_POSITIONS) * _KNOWN_POSITIONS)
+            angles = positions[:, None].float() * self._frequencies
+            self._turns = torch.complex(angles.cos(), angles.sin()) * self._turn_scale
+        return self._turns
 
 
 class Pass(NamedTuple):
     """What all layers of a pass share: m computed rows, `texts * rows` of which attend.
 
     Attributes:
-        rotary: complex [m, heads + kv_heads, head_dim / 2].
+        rotary: complex [m, heads + 2 * kv_heads, head_dim / 2].
         texts, rows: texts side by side, and rows of each.
-        new_rows: of the m, those whose keys and values are kept.
-        places: int64 [new_rows * kv_heads], where they go in a layer's flat store.
+        more_rows: of the m, those that do not attend.
+        places: int64 [m * kv_heads], where keys and values go in a layer's flat store; a row of
+            padding goes where the row goes that it repeats.
         start: columns before `mask`'s.
-        mask: additive [texts or 1, 1, rows, 1, columns - start]; None where every column is seen.
+        mask: additive [texts * kv_heads or 1, queries or 1, columns - start]; None where every
+            column is seen.
         widths: columns of each sum over keys.
-        queries: as many a matrix product must have at least, see `stable_queries`.
+        more_queries: that a matrix product needs beyond a group's own, see `stable_queries`.
     """
 
     rotary: Tensor
     texts: int
     rows: int
-    new_rows: int
+    more_rows: int
     places: Tensor
     start: int
     mask: Tensor | None
     widths: list[int]
-    queries: int
+    more_queries: int
 
 
 class Views(NamedTuple):
-    """What a pass writes and sees of each layer's store, with g = texts * kv_heads.
-
-    The views of all layers are taken at once, which is cheaper than layer by layer.
+    """What a pass writes and sees of the store, with g = texts * kv_heads.
 
     Attributes:
-        keys, values: per layer, the flat store [all rows, head_dim].
-        seen: per layer, the keys [g, head_dim, columns].
-        sums: per layer, the values of each sum [g, width, head_dim].
+        flat: keys and values side by side [layers, all rows, 2 * head_dim].
+        keys: [layers, g, head_dim, columns].
+        sums: the values of each sum [layers, g, width, head_dim].
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
-    seen: list[Tensor]
-    sums: list[list[Tensor]]
+    flat: Tensor
+    keys: Tensor
+    sums: list[Tensor]
 
 
 def rows_pass(
@@ -128,51 +139,65 @@ def rows_pass(
     positions: list[int],
     start: int,
     mask: Tensor | None,
-    stores: Stores,
+    store: Tensor,
 ) -> tuple[Pass, Views]:
     """n rows that follow `start` committed ones of one text.
 
     Args:
         shape: of the attention.
-        rotary: complex [m, heads + kv_heads, head_dim / 2]; m - n rows are padding.
+        rotary: complex [m, heads + 2 * kv_heads, head_dim / 2]; m - n rows are padding.
         positions: n absolute positions; column c < start holds position c.
         start: rows of the cache before these.
         mask: bool [n, n], row sees new row; None = causal.
-        stores: [layers, kv_heads, rows, head_dim] each.
+        store: [layers, kv_heads, rows, 2 * head_dim].
     """
-    n, m, stored = len(positions), len(rotary), stores[0].shape[2]
+    n, m, stored = len(positions), len(rotary), store.shape[2]
     cuts = _cuts(positions, start)
-    heads = torch.arange(shape.kv_heads) * stored
-    places = (torch.arange(start, start + n)[:, None] + heads).flatten()
-    additive = _additive(mask, n, m, cuts[-1] - start)
-    queries = _least_queries(shape.kv_heads)
-    step = Pass(rotary, 1, m, n, places, start, additive, _widths(cuts), queries)
-    return step, _views(*stores, cuts)
+    written = torch.arange(start, start + m)
+    written[n:] = start
+    places = (written[:, None] + torch.arange(shape.kv_heads) * stored).flatten()
+    least = _least_queries(shape.kv_heads)
+    # Rows of padding are there already, and cheaper than to add queries.
+    rows = min(m, max(n, -(-least // shape.group)))
+    more_queries = max(0, least - rows * shape.group)
+    additive = _additive(mask, n, rows, cuts[-1] - start)
+    if additive is not None:
+        of_query = torch.arange(rows).repeat_interleave(shape.group)
+        additive = additive[None, F.pad(of_query, (0, more_queries))]
+    widths = _widths(cuts)
+    step = Pass(rotary, 1, rows, m - rows, places, start, additive, widths, more_queries)
+    return step, _views(store, cuts)
 
 
 def texts_pass(
-    shape: AttentionShape, rotary: Tensor, positions: Tensor, stores: Stores
+    shape: AttentionShape, rotary: Tensor, positions: list[int], store: Tensor
 ) -> tuple[Pass, Views]:
     """One row of each of B texts, which sees all of its own text.
 
     Args:
         shape: of the attention.
-        rotary: complex [m, heads + kv_heads, head_dim / 2]; m - B rows are padding.
-        positions: [B] absolute positions; column c of a text holds its position c.
-        stores: [layers, B, kv_heads, rows, head_dim] each.
+        rotary: complex [m, heads + 2 * kv_heads, head_dim / 2]; m - B rows are padding.
+        positions: B absolute positions; column c of a text holds its position c.
+        store: [layers, B, kv_heads, rows, 2 * head_dim].
     """
-    n, stored = len(positions), stores[0].shape[3]
-    last = int(positions.max())
+    n, m, stored = len(positions), len(rotary), store.shape[3]
+    at, last = torch.tensor(positions)[:, None], max(positions)
     cuts = _cuts([last], last)
     heads = torch.arange(n * shape.kv_heads).view(n, -1) * stored
-    places = (positions[:, None] + heads).flatten()
-    beyond = torch.arange(cuts[-1]) > positions[:, None]
-    mask = torch.zeros(n, 1, 1, 1, cuts[-1])
-    mask.masked_fill_(beyond[:, None, None, None], float("-inf"))
-    queries = _least_queries(n * shape.kv_heads)
-    step = Pass(rotary, n, 1, n, places, 0, mask, _widths(cuts), queries)
-    keys, values = (store.flatten(1, 2) for store in stores)
-    return step, _views(keys, values, cuts)
+    mask = torch.zeros(n, 1, cuts[-1])
+    mask.masked_fill_((torch.arange(cuts[-1]) > at)[:, None], float("-inf"))
+    step = Pass(
+        rotary=rotary,
+        texts=n,
+        rows=1,
+        more_rows=m - n,
+        places=pad(at + heads, m).flatten(),
+        start=0,
+        mask=mask.repeat_interleave(shape.kv_heads, 0),
+        widths=_widths(cuts),
+        more_queries=max(0, _least_queries(n * shape.kv_heads) - shape.group),
+    )
+    return step, _views(store.flatten(1, 2), cuts)
 
 
 def row_blocks(
@@ -181,7 +206,7 @@ def row_blocks(
     positions: Tensor,
     start: int,
     mask: Tensor | None,
-    stores: Stores,
+    store: Tensor,
 ) -> Iterator[tuple[slice, Pass, Views]]:
     """Rows in blocks, to bound the memory that a long text takes; a masked pass is one block.
 
@@ -191,24 +216,22 @@ def row_blocks(
         positions: [n] absolute positions.
         start: rows of the cache before these.
         mask: bool [n, n], or None = causal.
-        stores: see `rows_pass`.
+        store: see `rows_pass`.
     """
     size = len(positions) if mask is not None else _BLOCK_ROWS
     for begin in range(0, len(positions), size):
         rows = slice(begin, begin + size)
-        at = positions[rows]
-        yield rows, *rows_pass(shape, rotary(at), at.tolist(), start + begin, mask, stores)
+        at = positions[rows].tolist()
+        yield rows, *rows_pass(shape, rotary(at), at, start + begin, mask, store)
 
 
-def _views(keys: Tensor, values: Tensor, cuts: list[int]) -> Views:
-    """Of stores [layers, g, rows, head_dim]."""
-    bounds = itertools.pairwise(cuts)
-    sums = zip(*(values[:, :, begin:end].unbind() for begin, end in bounds), strict=True)
+def _views(store: Tensor, cuts: list[int]) -> Views:
+    """Of a store [layers, g, rows, 2 * head_dim]."""
+    keys, values = store.chunk(2, 3)
     return Views(
-        list(keys.flatten(1, 2).unbind()),
-        list(values.flatten(1, 2).unbind()),
-        list(keys[:, :, : cuts[-1]].transpose(2, 3).unbind()),
-        [list(parts) for parts in sums],
+        store.flatten(1, 2),
+        keys[:, :, : cuts[-1]].transpose(2, 3),
+        [values[:, :, begin:end] for begin, end in itertools.pairwise(cuts)],
     )
 
 
@@ -262,12 +285,11 @@ def _cuts(positions: list[int], start: int) -> list[int]:
 
 
 def _additive(mask: Tensor | None, n_rows: int, n_padded: int, columns: int) -> Tensor | None:
-    """[1, 1, m, 1, columns]: 0 where a row sees a new column, else -inf; padding sees as row 0."""
+    """[n_padded, columns]: 0 where a row sees a new column, else -inf; padding sees as row 0."""
     if n_rows == 1 and columns == 1:
         return None
     allowed = torch.zeros(n_padded, columns, dtype=torch.bool)
     own = torch.ones(n_rows, n_rows, dtype=torch.bool).tril() if mask is None else mask
     allowed[:n_rows, :n_rows] = own
     allowed[n_rows:] = allowed[0]
-    additive = torch.zeros(1, 1, n_padded, 1, columns)
-    return additive.masked_fill_(~allowed[:, None], float("-inf"))
+    return torch.zeros(n_padded, columns).masked_fill_(~allowed, float("-inf"))

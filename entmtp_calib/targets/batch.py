@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from entmtp_calib.targets.cache import TreeCache, stored_rows
+from entmtp_calib.targets.cache import TreeCache, empty_store, parted, stored_rows
 
 
 class BatchCache:
     """Committed rows `0 .. lengths[b]` of every sequence b, then room up to `capacity`.
 
-    Storage is one tensor [layers, sequences, kv_heads, rows, head_dim] for keys and one for values,
-    zeros at first, made at the first write because only the model knows its shapes.
+    Storage is one tensor [layers, sequences, kv_heads, rows, key_dim + value_dim], zeros at first,
+    made at the first write because only the model knows its shapes.
 
     Args:
         n_layers: attention layers that write.
@@ -35,7 +35,7 @@ class BatchCache:
         self.n_layers = n_layers
         self.capacity = capacity
         self.lengths = [0] * n_sequences
-        self._stores: tuple[Tensor, Tensor] | None = None
+        self._store: Tensor | None = None
 
     @property
     def n_sequences(self) -> int:
@@ -49,7 +49,7 @@ class BatchCache:
     @property
     def n_bytes(self) -> int:
         """Memory held; 0 before the first write."""
-        return sum(store.nbytes for store in self._stores or ())
+        return 0 if self._store is None else self._store.nbytes
 
     def of(self, sequence: int) -> TreeCache:
         """One sequence as a cache of its own, with the same memory and length, until `keep`."""
@@ -63,15 +63,15 @@ class BatchCache:
             keys: [any, kv_heads, key_dim], whose shape, dtype and device count at the first use.
             values: [any, kv_heads, value_dim].
         """
-        all_keys, all_values = self.stores(keys, values)
-        return all_keys[layer], all_values[layer]
+        return parted(self.store(keys, values)[layer], keys)
 
-    def stores(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All layers' tensors [layers, B, kv_heads, rows, head_dim]; see `storage`."""
-        if self._stores is None:
-            self._stores = self._empty(keys), self._empty(values)
-        all_keys, all_values = (store[:, : self.n_sequences] for store in self._stores)
-        return all_keys, all_values
+    def store(self, keys: Tensor, values: Tensor) -> Tensor:
+        """All layers' tensor [layers, B, kv_heads, rows, key_dim + value_dim]; see `storage`."""
+        if self._store is None:
+            _, heads, _ = keys.shape
+            shape = (self.n_layers, self.n_sequences, heads, self.n_rows)
+            self._store = empty_store(shape, keys, values)
+        return self._store[:, : self.n_sequences]
 
     def commit(self) -> None:
         """Every sequence has one row more."""
@@ -90,15 +90,10 @@ class BatchCache:
         ):
             raise ValueError(f"sequences {list(sequences)} of {self.n_sequences} cannot be kept")
         for new, old in enumerate(sequences):
-            for store in self._stores or ():
-                if new != old:
-                    rows = slice(0, self.lengths[old])
-                    store[:, new, :, rows] = store[:, old, :, rows]
+            if new != old and self._store is not None:
+                rows = slice(0, self.lengths[old])
+                self._store[:, new, :, rows] = self._store[:, old, :, rows]
         self.lengths[:] = [self.lengths[old] for old in sequences]
-
-    def _empty(self, like: Tensor) -> Tensor:
-        _, heads, head_dim = like.shape
-        return like.new_zeros((self.n_layers, self.n_sequences, heads, self.n_rows, head_dim))
 
 
 class _Sequence(TreeCache):
@@ -118,10 +113,10 @@ class _Sequence(TreeCache):
     def length(self, value: int) -> None:
         self._batch.lengths[self._index] = value
 
-    def stores(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All layers' tensors [layers, kv_heads, rows, head_dim]."""
-        all_keys, all_values = self._batch.stores(keys.transpose(0, 1), values.transpose(0, 1))
-        return all_keys[:, self._index], all_values[:, self._index]
+    def store(self, keys: Tensor, values: Tensor) -> Tensor:
+        """All layers' tensor [layers, kv_heads, rows, key_dim + value_dim]."""
+        store = self._batch.store(keys.transpose(0, 1), values.transpose(0, 1))
+        return store[:, self._index]
 
     def _gather(self, rows: list[int], start: int) -> None:
         """A sequence of a batch grows row by row, in order."""

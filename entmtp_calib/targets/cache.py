@@ -25,12 +25,22 @@ def stored_rows(capacity: int) -> int:
     return -(-(capacity + SPARE_ROWS) // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
+def empty_store(shape: Sequence[int], keys: Tensor, values: Tensor) -> Tensor:
+    """Zeros [*shape, key_dim + value_dim] for such keys and values."""
+    return keys.new_zeros((*shape, keys.shape[-1] + values.shape[-1]))
+
+
+def parted(store: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the keys and of the values in a store, for keys of this width."""
+    return store[..., : keys.shape[-1]], store[..., keys.shape[-1] :]
+
+
 class TreeCache:
     """Committed rows `0 .. length`, then room for the rows of one step.
 
-    Storage is one tensor [layers, kv_heads, rows, head_dim] for keys and one for values, made at
-    the first write because only the model knows its shapes. It begins as zeros and has
-    `stored_rows`, so an engine may read a little further than what was written.
+    Storage is one tensor [layers, kv_heads, rows, key_dim + value_dim], keys and values of a row
+    side by side, made at the first write because only the model knows its shapes. It begins as
+    zeros and has `stored_rows`, so an engine may read a little further than what was written.
 
     Args:
         n_layers: attention layers that write.
@@ -45,8 +55,7 @@ class TreeCache:
         self.n_layers = n_layers
         self.capacity = capacity
         self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._store: Tensor | None = None
 
     @property
     def room(self) -> int:
@@ -74,22 +83,21 @@ class TreeCache:
 
     def storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """This layer's tensors [kv_heads, rows, head_dim], shaped like the first rows written."""
-        all_keys, all_values = self.stores(keys, values)
-        return all_keys[layer], all_values[layer]
+        return parted(self.store(keys, values)[layer], keys)
 
-    def stores(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All layers' tensors [layers, kv_heads, rows, head_dim]; see `storage`."""
-        if self._keys is None or self._values is None:
-            self._keys = self._empty(keys)
-            self._values = self._empty(values)
-        return self._keys, self._values
+    def store(self, keys: Tensor, values: Tensor) -> Tensor:
+        """All layers' keys and values [layers, kv_heads, rows, key_dim + value_dim]."""
+        if self._store is None:
+            heads, _, _ = keys.shape
+            shape = (self.n_layers, heads, stored_rows(self.capacity))
+            self._store = empty_store(shape, keys, values)
+        return self._store
 
-    def move(self, keys: Tensor, values: Tensor) -> None:
-        """Lie in these tensors [layers, kv_heads, rows >= capacity, head_dim] from now on."""
-        if self._keys is not None and self._values is not None:
-            keys[:, :, : self.length] = self._keys[:, :, : self.length]
-            values[:, :, : self.length] = self._values[:, :, : self.length]
-        self._keys, self._values = keys, values
+    def move(self, store: Tensor) -> None:
+        """Lie in this tensor [layers, kv_heads, rows >= capacity, both dims] from now on."""
+        if self._store is not None:
+            store[:, :, : self.length] = self._store[:, :, : self.length]
+        self._store = store
 
     def commit(self, rows: Sequence[int] | Tensor) -> None:
         """Keep the given tried rows, in this order, and drop the others.
@@ -112,13 +120,7 @@ class TreeCache:
         self.length = 0
 
     def _gather(self, rows: list[int], start: int) -> None:
-        if self._keys is None or self._values is None:
+        if self._store is None:
             raise ValueError("nothing was written to this cache")
-        source = send_index([self.length + row for row in rows], self._keys.device)
-        for store in (self._keys, self._values):
-            store[:, :, start : start + len(rows)] = store.index_select(2, source)
-
-    def _empty(self, like: Tensor) -> Tensor:
-        """Zeros [layers, kv_heads, rows, head_dim] of the dtype and device of `like`."""
-        heads, _, head_dim = like.shape
-        return like.new_zeros((self.n_layers, heads, stored_rows(self.capacity), head_dim))
+        source = send_index([self.length + row for row in rows], self._store.device)
+        self._store[:, :, start : start + len(rows)] = self._store.index_select(2, source)

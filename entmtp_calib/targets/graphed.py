@@ -85,7 +85,7 @@ class GraphedEngine(TransformersEngine):
         """A slot for a cache, which moves into it."""
         rows = self._sizes.holding(max(cache.capacity, self._usual_rows))
         slot = self._slots.lend(cache, rows, *self._one_row)
-        cache.move(slot.keys, slot.values)
+        cache.move(slot.store)
         return slot
 
     @cached_property

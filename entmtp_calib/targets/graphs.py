@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from entmtp_calib.errors import EntmtpWarning
+from entmtp_calib.targets.cache import empty_store, parted
 
 Made = TypeVar("Made")
 USUAL_ROWS = 4096
@@ -127,19 +128,22 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Keys and values [layers, kv_heads, rows, head_dim] that stay where they are.
+    """Keys and values that stay where they are.
 
     Attributes:
+        store: [layers, kv_heads, rows, key_dim + value_dim].
+        keys, values: views of it.
         recordings: what was recorded with this memory.
     """
 
+    store: Tensor
     keys: Tensor
     values: Tensor
     recordings: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        return self.keys.shape[2]
+        return self.store.shape[2]
 
 
 class Slots:
@@ -164,16 +168,11 @@ class Slots:
         if fitting:
             slot = min(fitting, key=lambda slot: slot.rows)
             self._free.remove(slot)
-            slot.keys.zero_()  # a number that is not finite would spoil sums even behind a mask
-            slot.values.zero_()
+            slot.store.zero_()  # a number that is not finite would spoil sums even behind a mask
         else:
             with torch.inference_mode(False):  # it is written outside of it too
-                slot = Slot(_zeros(keys, rows), _zeros(values, rows))
+                store = empty_store((*keys.shape[:2], rows), keys, values)
+                slot = Slot(store, *parted(store, keys))
         self._lent[borrower] = slot
         weakref.finalize(borrower, self._free.append, slot).atexit = False
         return slot
-
-
-def _zeros(like: Tensor, rows: int) -> Tensor:
-    layers, heads, _, dim = like.shape
-    return like.new_zeros((layers, heads, rows, dim))

@@ -9,7 +9,7 @@ module knows no cache.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,11 @@ from entmtp_calib.targets.attention import (
     AttentionShape,
     Pass,
     Rotary,
-    Stores,
     Views,
     row_blocks,
     texts_pass,
 )
-from entmtp_calib.targets.packed import PackedLinear, pad, stable_rows
+from entmtp_calib.targets.packed import PackedLinear, pad
 
 # No `from __future__ import annotations` here: TorchScript reads them.
 
@@ -37,16 +36,18 @@ class RMSNorm(nn.Module):
 
     weight: Tensor
     epsilon: Tensor
+    share: Final[float]
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
         self.register_buffer("weight", weight.detach())
         self.register_buffer("epsilon", torch.full((1,), epsilon))
+        self.share = 1 / weight.shape[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h]"""
         length = torch.linalg.vector_norm(x, 2.0, [-1], True)
-        mean_square = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1])
+        mean_square = torch.addcmul(self.epsilon, length, length, value=self.share)
         return x.mul(mean_square.rsqrt_()).mul_(self.weight)
 
 
@@ -57,6 +58,12 @@ class Layer(nn.Module):
         shape: of the attention.
         head_norm: over each query's and key's head before rotation; None where the family has none.
     """
+
+    kv_heads: Final[int]
+    head_dim: Final[int]
+    rotary_heads: Final[int]
+    query_width: Final[int]
+    new_width: Final[int]
 
     def __init__(
         self,
@@ -71,95 +78,84 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
-        self.query_width, self.rotary_width = shape.query_width, shape.rotary_width
         self.rotary_heads = shape.rotary_heads
+        self.query_width = shape.query_width
+        self.new_width = 2 * shape.kv_heads * shape.head_dim
         self.attention_norm, self.query_key_value = attention_norm, query_key_value
         self.output, self.mlp_norm = output, mlp_norm
         self.gate_up, self.down = gate_up, down
         self.head_norm = head_norm
 
     def forward(
-        self, x: Tensor, step: Pass, keys: Tensor, values: Tensor, seen: Tensor, sums: list[Tensor]
+        self, x: Tensor, step: Pass, flat: Tensor, keys: Tensor, sums: list[Tensor]
     ) -> Tensor:
-        """[m, h] -> [m, h]; `Views` describes the last four for one layer."""
+        """[m, h] -> [m, h]; `Views` describes the last three, for one layer here."""
         projected = self.query_key_value(self.attention_norm(x))
-        x = self.output(self.attend(projected, step, keys, values, seen, sums)).add_(x)
+        x = self.output(self.attend(projected, step, flat, keys, sums)).add_(x)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, 1)
         return self.down(F.silu(gate).mul_(up)).add_(x)
 
     def attend(
-        self,
-        projected: Tensor,
-        step: Pass,
-        keys: Tensor,
-        values: Tensor,
-        seen: Tensor,
-        sums: list[Tensor],
+        self, projected: Tensor, step: Pass, flat: Tensor, keys: Tensor, sums: list[Tensor]
     ) -> Tensor:
         """Queries, keys and values side by side [m, ...] to mixed values [m, heads * head_dim]."""
-        m, texts, rows = projected.shape[0], step.texts, step.rows
         if self.head_norm is not None:
-            by_head = projected[:, : self.rotary_width].view(m, -1, self.head_dim)
+            by_head = projected.view(len(projected), -1, self.head_dim)[:, : self.rotary_heads]
             by_head.copy_(self.head_norm(by_head))
-        pairs = projected[:, : self.rotary_width].view(m, self.rotary_heads, -1, 2)
+        pairs = projected.view(len(projected), -1, self.head_dim // 2, 2)
         torch.view_as_complex(pairs).mul_(step.rotary)
+        queries, new = projected.split([self.query_width, self.new_width], 1)
+        new = new.view(len(projected), 2, self.kv_heads, self.head_dim).transpose(1, 2)
+        flat.index_copy_(0, step.places, new.reshape(-1, 2 * self.head_dim))
 
-        new = projected[: step.new_rows, self.query_width :].reshape(
-            -1, 2, self.kv_heads, self.head_dim
-        )
-        keys.index_copy_(0, step.places, new[:, 0].reshape(-1, self.head_dim))
-        values.index_copy_(0, step.places, new[:, 1].reshape(-1, self.head_dim))
-
-        queries = projected[: texts * rows, : self.query_width]
+        texts, rows = step.texts, step.rows
+        if step.more_rows > 0:
+            queries = queries[: texts * rows]
         queries = queries.view(texts, rows, self.kv_heads, -1, self.head_dim)
         queries = queries.transpose(1, 2).reshape(texts * self.kv_heads, -1, self.head_dim)
-        n_queries = queries.shape[1]
-        if n_queries < step.queries:
-            padding = queries[:, :1].expand(-1, step.queries - n_queries, -1)
-            queries = torch.cat([queries, padding], 1)
-        scores = torch.bmm(queries, seen)
+        if step.more_queries > 0:
+            queries = torch.cat([queries, queries[:, :1].expand(-1, step.more_queries, -1)], 1)
+        mixed = self.mix(torch.bmm(queries, keys), step, sums)
+        if step.more_queries > 0:
+            mixed = mixed[:, : -step.more_queries]
+        mixed = mixed.view(texts, self.kv_heads, rows, -1).transpose(1, 2).reshape(texts * rows, -1)
+        if step.more_rows > 0:
+            mixed = torch.cat([mixed, mixed[:1].expand(step.more_rows, -1)])
+        return mixed
+
+    def mix(self, scores: Tensor, step: Pass, sums: list[Tensor]) -> Tensor:
+        """Softmax of scores [g, queries, columns], times the values: [g, queries, head_dim]."""
         mask = step.mask
         if mask is not None:
-            by_row = scores[:, :n_queries].view(texts, self.kv_heads, rows, -1, scores.shape[2])
-            by_row[..., step.start :].add_(mask)
-
+            scores[:, :, step.start :].add_(mask)
         weights = scores.sub_(scores.amax(-1, True)).exp_()
-        total = weights.sum(-1, True, dtype=torch.float64)
+        total = weights.sum(-1, True, dtype=torch.float64).float()
         parts = weights.split(step.widths, -1)
         mixed = torch.bmm(parts[0], sums[0])
         for index in range(1, len(sums)):
             mixed.baddbmm_(parts[index], sums[index])
-        mixed = mixed.div_(total.float())[:, :n_queries]
-        mixed = mixed.view(texts, self.kv_heads, rows, -1).transpose(1, 2).reshape(texts * rows, -1)
-        if mixed.shape[0] < m:
-            mixed = torch.cat([mixed, mixed[:1].expand(m - mixed.shape[0], -1)])
-        return mixed
+        return mixed.div_(total)
 
 
 class Layers(nn.Module):
-    """All layers, one after the other."""
+    """All layers, one after the other, and the norm behind them."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], norm: RMSNorm) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers, self.norm = nn.ModuleList(layers), norm
 
     def forward(self, x: Tensor, step: Pass, views: Views) -> Tensor:
         """[m, h] -> [m, h]"""
+        flat, keys = views.flat.unbind(), views.keys.unbind()
+        sums = [values.unbind() for values in views.sums]
         for index, layer in enumerate(self.layers):
-            x = layer(
-                x,
-                step,
-                views.keys[index],
-                views.values[index],
-                views.seen[index],
-                views.sums[index],
-            )
-        return x
+            x = layer(x, step, flat[index], keys[index], [values[index] for values in sums])
+        return self.norm(x)
 
 
-def compiled(layers: Sequence[Layer]) -> Any:
-    """The layers as one TorchScript function, or as they are where torch cannot compile them."""
-    module = Layers(layers).eval()
+def compiled(layers: Sequence[Layer], norm: RMSNorm) -> Any:
+    """`Layers` as one TorchScript function, or as they are where torch cannot compile them."""
+    module = Layers(layers, norm).eval()
     with warnings.catch_warnings():
         # TorchScript has no successor that needs no C++ compiler at run time.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -170,30 +166,30 @@ def compiled(layers: Sequence[Layer]) -> Any:
 
 
 class Stack:
-    """Compiled layers with their rotation and the norm behind them."""
+    """Compiled layers with their rotation."""
 
     def __init__(
         self, shape: AttentionShape, rotary: Rotary, layers: Sequence[Layer], norm: RMSNorm
     ) -> None:
-        self._shape, self._rotary, self._norm = shape, rotary, norm
-        self._layers = compiled(layers)
+        self._shape, self._rotary = shape, rotary
+        self._layers = compiled(layers, norm)
 
     def rows(
-        self, x: Tensor, positions: Tensor, start: int, mask: Tensor | None, stores: Stores
+        self, x: Tensor, positions: Tensor, start: int, mask: Tensor | None, store: Tensor
     ) -> Tensor:
         """[n, h] for n rows x [n, h] of one text, long ones in blocks; see `rows_pass`."""
-        blocks = row_blocks(self._shape, self._rotary, positions, start, mask, stores)
+        blocks = row_blocks(self._shape, self._rotary, positions, start, mask, store)
         done = [self._run(x[rows], step, views) for rows, step, views in blocks]
         return done[0] if len(done) == 1 else torch.cat(done)
 
-    def texts(self, x: Tensor, positions: Tensor, stores: Stores) -> Tensor:
+    def texts(self, x: Tensor, positions: Tensor, store: Tensor) -> Tensor:
         """[B, h] for one row x [B, h] of each of B texts; see `texts_pass`."""
-        rotary = self._rotary(positions)
-        return self._run(x, *texts_pass(self._shape, rotary, positions, stores))
+        at = positions.tolist()
+        return self._run(x, *texts_pass(self._shape, self._rotary(at), at, store))
 
     def _run(self, x: Tensor, step: Pass, views: Views) -> Tensor:
-        rows = pad(x, stable_rows(len(x)))
-        return self._norm(self._layers(rows, step, views)[: len(x)])
+        rows = pad(x, len(step.rotary))
+        return self._layers(rows, step, views)[: len(x)]
 
 
 def take_layer(layer: Any, shape: AttentionShape, epsilon: float) -> Layer:

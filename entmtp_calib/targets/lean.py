@@ -89,13 +89,13 @@ class LeanEngine(Verifying):
         """[n, h] after the final norm; long prompts run in blocks of rows."""
         if len(ids) > cache.room:
             raise ValueError(f"{len(ids)} rows in a cache with room for {cache.room}")
-        stores = cache.stores(self._row, self._row)
-        return self._stack.rows(self._embed(ids), positions, cache.length, mask, stores)
+        store = cache.store(self._row, self._row)
+        return self._stack.rows(self._embed(ids), positions, cache.length, mask, store)
 
     def hidden_batch(self, ids: Tensor, positions: Tensor, cache: BatchCache) -> Tensor:
         """[B, h] after the final norm, for one row of each of B texts."""
         row = self._row.transpose(0, 1)
-        return self._stack.texts(self._embed(ids), positions, cache.stores(row, row))
+        return self._stack.texts(self._embed(ids), positions, cache.store(row, row))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [n, V]"""

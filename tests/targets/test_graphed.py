@@ -165,7 +165,7 @@ def test_numbers_that_are_not_finite_do_not_outlive_their_text() -> None:
     expected = text(target, Static(2), 20)
     decoder = Decoder(target, random_heads(target, prefix=True), TREES)
     state = decoder.start(PROMPT, Static(2), 20)
-    state.cache._keys[:] = state.cache._values[:] = torch.nan  # type: ignore[index]
+    state.cache._store[:] = torch.nan  # type: ignore[index]
     with pytest.raises(ModelError, match="not finite"):
         state.step()
     del state

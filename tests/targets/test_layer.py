@@ -17,6 +17,7 @@ needs_packing = pytest.mark.skipif(not can_pack(), reason="this torch has no FBG
 SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16)
 FREQUENCIES = 1000.0 ** -(torch.arange(0, 16, 2) / 16)
 ROTARY = Rotary(SHAPE, FREQUENCIES, 1.0, 0.25)
+NORM = RMSNorm(torch.ones(48), 1e-5)
 
 
 def test_the_norm_is_torchs_and_its_rows_do_not_meet() -> None:
@@ -53,9 +54,9 @@ def random_layer(seed: int) -> Layer:
 
 
 def run(layers: Any, n: int, n_layers: int = 1) -> Tensor:
-    stores = torch.zeros(n_layers, 2, 448, 16), torch.zeros(n_layers, 2, 448, 16)
-    positions = torch.arange(n)
-    step, views = rows_pass(SHAPE, ROTARY(positions), positions.tolist(), 0, None, stores)
+    store = torch.zeros(n_layers, 2, 448, 2 * 16)
+    positions = list(range(n))
+    step, views = rows_pass(SHAPE, ROTARY(positions), positions, 0, None, store)
     x = torch.randn(300, 48, generator=torch.Generator().manual_seed(9))[: stable_rows(n)]
     return layers(x.clone(), step, views)[:n]
 
@@ -63,13 +64,13 @@ def run(layers: Any, n: int, n_layers: int = 1) -> Tensor:
 @needs_packing
 def test_attention_is_softmax_over_rotated_grouped_keys() -> None:
     layer, n = random_layer(1), stable_rows(5)
-    stores = torch.zeros(1, 2, 64, 16), torch.zeros(1, 2, 64, 16)
+    store = torch.zeros(1, 2, 64, 2 * 16)
     positions = torch.arange(n)
-    step, views = rows_pass(SHAPE, ROTARY(positions), positions.tolist(), 0, None, stores)
+    at = positions.tolist()
+    step, views = rows_pass(SHAPE, ROTARY(at), at, 0, None, store)
     rows = torch.randn(n, 10 * 16, generator=torch.Generator().manual_seed(1))
-    found = layer.attend(
-        rows.clone(), step, views.keys[0], views.values[0], views.seen[0], views.sums[0]
-    )
+    sums = [values[0] for values in views.sums]
+    found = layer.attend(rows.clone(), step, views.flat[0], views.keys[0], sums)
     pairs = torch.view_as_complex(rows[:, : 8 * 16].reshape(n, 8, 8, 2))
     turns = torch.polar(torch.ones(n, 8), positions[:, None] * FREQUENCIES)
     heads = torch.view_as_real(pairs * turns[:, None]).flatten(2)
@@ -85,7 +86,7 @@ def test_attention_is_softmax_over_rotated_grouped_keys() -> None:
 @pytest.mark.parametrize("n", [1, 4, 130, 300])
 def test_compiled_layers_have_the_bits_of_the_modules_they_are_made_of(n: int) -> None:
     layers = [random_layer(2), random_layer(3)]
-    assert torch.equal(run(compiled(layers), n, 2), run(Layers(layers), n, 2))
+    assert torch.equal(run(compiled(layers, NORM), n, 2), run(Layers(layers, NORM), n, 2))
 
 
 @needs_packing
@@ -94,7 +95,7 @@ def test_layers_that_torch_cannot_compile_run_as_they_are(monkeypatch: pytest.Mo
         raise NotImplementedError
 
     layers = [random_layer(4)]
-    expected = run(compiled(layers), 3)
+    expected = run(compiled(layers, NORM), 3)
     monkeypatch.setattr(torch.jit, "script", refuse)
-    assert isinstance(compiled(layers), Layers)
-    assert torch.equal(run(compiled(layers), 3), expected)
+    assert isinstance(compiled(layers, NORM), Layers)
+    assert torch.equal(run(compiled(layers, NORM), 3), expected)

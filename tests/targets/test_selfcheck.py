@@ -37,7 +37,7 @@ class Faulty(TransformersEngine):
         if mask is not None and self.fault == "positions in a row":
             positions = positions[0] + torch.arange(len(positions))
         if mask is None and self.fault == "rows not gathered" and len(ids) == 1:
-            cache._keys[:, :, cache.length - 2 : cache.length] = 0
+            cache._store[:, :, cache.length - 2 : cache.length] = 0
         return super().hidden(ids, positions, cache, mask)
 
     def hidden_batch(self, ids: Tensor, positions: Tensor, cache: BatchCache) -> Tensor:
