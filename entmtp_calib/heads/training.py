@@ -29,6 +29,7 @@ from entmtp_calib.heads.model import Heads, HeadsConfig, ResBlock
 from entmtp_calib.heads.prefix import PrefixConfig
 from entmtp_calib.progress import Progress
 from entmtp_calib.provenance import sha256_json
+from entmtp_calib.targets.facts import rope_theta
 from entmtp_calib.targets.model import Target
 
 
@@ -82,13 +83,12 @@ def _prefix_like(target: Target, width: int) -> PrefixConfig:
     """A prefix layer with the attention of the target's own layers."""
     text = target.config.get_text_config()
     n_heads = text.num_attention_heads
-    rope = getattr(text, "rope_parameters", None) or {}
     return PrefixConfig(
         intermediate_size=width,
         n_attention_heads=n_heads,
         n_key_value_heads=getattr(text, "num_key_value_heads", None) or n_heads,
         head_dim=getattr(text, "head_dim", None) or target.hidden_size // n_heads,
-        rope_theta=float(rope.get("rope_theta", 10000.0)),
+        rope_theta=rope_theta(text),
     )
 
 

@@ -14,6 +14,7 @@ from entmtp_calib.targets.model import TargetFacts
 
 # Their rotary frequencies depend on the longest position of a pass, so a tree would change them.
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_USUAL_THETA = 10000.0
 
 
 def facts_of(name: str, network: Any, tokenizer: Any, windows: bool) -> TargetFacts:
@@ -81,14 +82,26 @@ def sliding_window(config: Any) -> int | None:
     return getattr(text, "sliding_window", None) or None
 
 
+def rope_theta(text: Any) -> float:
+    """The base of the rotary embeddings of a text configuration; of several, the one that layers
+    use which see every position; 10000, as in Su et al. 2021, where none is named.
+    """
+    kinds = _ropes(text)
+    rope = kinds.get("full_attention") or next(iter(kinds.values()))
+    return float(rope.get("rope_theta") or _USUAL_THETA)
+
+
+def _ropes(text: Any) -> dict[str, dict[str, Any]]:
+    """Rotary parameters for each kind of layer; models with one set have one kind, ''."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    return {kind: each for kind, each in rope.items() if isinstance(each, dict)} or {"": rope}
+
+
 def _same_rope(text: Any) -> int | None:
     """Positions up to which rotary frequencies stay the same; None where they always do."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    # One set of parameters, or one for each kind of layer.
-    kinds = [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
     ends = [
         kind.get("original_max_position_embeddings")
-        for kind in kinds
+        for kind in _ropes(text).values()
         if kind.get("rope_type") in _LENGTH_DEPENDENT_ROPE
     ]
     return min((int(end) for end in ends if end), default=None)

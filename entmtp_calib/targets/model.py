@@ -164,11 +164,14 @@ class Target:
         """Tokens that can follow a prompt; `DataError` for an empty one, or where none can."""
         room = self.max_positions - len(prompt_ids)
         if not prompt_ids or room < 1:
-            limit = f" (limited by {self.facts.limited_by})" if self.facts.limited_by else ""
+            limited = self.facts.limited_by
+            limit = f" (limited by {limited})" if limited else ""
+            # What limits the lean engine are windows, and those the general one knows.
+            other = ", or use --engine transformers" if limited and self.engine == "lean" else ""
             raise DataError(
                 f"a prompt of {len(prompt_ids)} tokens",
                 f"1 to {self.max_positions - 1} tokens for {self.name}{limit}",
-                "shorten the prompt",
+                f"shorten the prompt{other}",
             )
         return room
 

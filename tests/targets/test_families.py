@@ -14,7 +14,7 @@ import toys
 import transformers
 
 from entmtp_calib.errors import DataError, ModelError
-from entmtp_calib.targets.facts import position_limit
+from entmtp_calib.targets.facts import position_limit, rope_theta
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.network import quiet
 from entmtp_calib.targets.packed import can_pack
@@ -175,7 +175,10 @@ def test_a_sliding_window_is_no_limit_of_positions(tmp_path: Path, name: str) ->
 def test_a_sliding_window_limits_the_positions_of_the_lean_engine(tmp_path: Path) -> None:
     target = load_target(published_configs.save("mistral", tmp_path), engine="lean")
     assert target.max_positions == published_configs.WINDOW
-    with pytest.raises(DataError, match=r"1 to 11 tokens .*\(limited by its sliding window, which"):
+    window = (
+        r"1 to 11 tokens .*\(limited by its sliding window, which .*or use --engine transformers"
+    )
+    with pytest.raises(DataError, match=window):
         target.room([1] * 12)
 
 
@@ -194,6 +197,14 @@ def test_rotary_embeddings_that_depend_on_length_end_at_the_original_length(kind
     config.rope_parameters = parameters
     limit, reason = position_limit(config, windows=True)
     assert (limit, reason) == (32, "its rotary embeddings, which change for longer texts")
+
+
+@pytest.mark.parametrize(
+    ("name", "theta"), [("llama3", 500_000.0), ("gemma3", 1_000_000.0), ("mistral", 10_000.0)]
+)
+def test_the_rope_of_layers_that_see_every_position_is_found(name: str, theta: float) -> None:
+    config = transformers.AutoConfig.for_model(**json.loads(published_configs.MODELS[name].json()))
+    assert rope_theta(config.get_text_config()) == theta
 
 
 def test_a_longrope_model_is_limited_to_its_short_range(tmp_path: Path) -> None:
