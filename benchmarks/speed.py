@@ -36,7 +36,8 @@ from entmtp_calib.stages.bench_prompts import take, unused_prompts
 from entmtp_calib.stages.bench_run import Runner
 from entmtp_calib.stages.build_bank import build_bank
 from entmtp_calib.stages.decode import Session, open_session, session_inputs
-from entmtp_calib.stages.setup import Encoded, Inputs, model_facts
+from entmtp_calib.stages.run_prompts import Encoded
+from entmtp_calib.stages.setup import Inputs, model_facts
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
 from entmtp_calib.timing import Clock, Interval

@@ -56,7 +56,7 @@ def import_trees(
 ) -> None:
     """Read your own trees and check them.
 
-    Writes them as JSON, for build-bank to measure beside the grown ones.
+    Writes them as JSON, for build-bank --trees to measure beside the grown ones.
 
     \b
     entmtp import-trees medusa_choices.py --heads HEADS --out trees.json

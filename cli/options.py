@@ -49,6 +49,16 @@ Data = Annotated[
         help="Prompts: JSON, JSON lines, Parquet, CSV, or a hub id.",
     ),
 ]
+Trees = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trees",
+        metavar="FILE",
+        parser=folder,
+        help="Trees of yours to measure beside the grown ones, in any form that import-trees "
+        "reads; may be repeated.",
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

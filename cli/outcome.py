@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from cli.usage import memory_fact, print_usage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from entmtp_calib.bank import Bank
     from entmtp_calib.stages.build_bank import Outcome
 
 POLICY_COLUMNS = (
@@ -52,7 +51,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "folder": outcome.folder,
         "reached": outcome.reached,
         "data": outcome.data,
-        "trees": [_tree_document(record, bank) for record in outcome.timed],
+        "trees": [_tree_document(record, outcome) for record in outcome.timed],
         "policies": outcome.policies,
         "bank": bank and bank_document(bank),
         "usage": outcome.usage and outcome.usage.to_dict(),
@@ -72,31 +71,39 @@ def facts(outcome: Outcome, file: str | None = None) -> list[tuple[str, str]]:
     return [("data", outcome.data), (place[0], str(place[1]))]
 
 
-def print_trees(records: Sequence[Mapping[str, Any]], bank: Bank | None) -> None:
+def label(outcome: Outcome, tree_id: str) -> str:
+    """The tree's id, and what the user calls it."""
+    name = outcome.names.get(tree_id)
+    return f"{tree_id} ({name})" if name else tree_id
+
+
+def print_trees(outcome: Outcome) -> None:
     """The trees that ran end to end, and how often; with a bank, whether they are in it."""
-    rows = []
-    for record in records:
+    bank, rows = outcome.bank, []
+    for record in outcome.timed:
         tree = record["tree"]
         cells = tree_cells(tree, *(record[name] for name in FIGURES))
+        cells[0] = label(outcome, tree.id)
         cells.append(f"{record['runs']}/{record['planned_runs']}")
         rows.append([*cells, _membership(tree in bank.frontier)] if bank else cells)
     columns = [*TREE_COLUMNS, "runs"]
     console.show_table([*columns, "in bank"] if bank else columns, rows)
-    if any(record["runs"] < record["planned_runs"] for record in records):
+    if any(record["runs"] < record["planned_runs"] for record in outcome.timed):
         console.write(DROPPED)
 
 
 def _print(outcome: Outcome) -> None:
     bank = outcome.bank
-    print_trees(outcome.timed, bank)
+    print_trees(outcome)
     console.write("\n")
     if bank:
         if bank.trees[bank.best].n_nodes == 0:
             console.write("no grown tree is faster than plain decoding beyond doubt: use none\n")
         else:
-            console.write(f"best: {bank.trees[bank.best].id}\n")
+            console.write(f"best: {label(outcome, bank.trees[bank.best].id)}\n")
         console.write("\non the report split, which chose nothing:\n")
-        console.show_table(POLICY_COLUMNS, map(_policy_cells, outcome.policies))
+        rows = [[label(outcome, row["policy"]), *_figures(row)] for row in outcome.policies]
+        console.show_table(POLICY_COLUMNS, rows)
         console.write(BOUNDS + "\n")
     took = outcome.usage and outcome.usage.to_dict()
     if took:
@@ -111,10 +118,11 @@ def _membership(is_in: bool) -> str:
     return "yes" if is_in else "-"
 
 
-def _tree_document(record: Mapping[str, Any], bank: Bank | None) -> dict[str, Any]:
-    tree = record["tree"]
+def _tree_document(record: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+    tree, bank = record["tree"], outcome.bank
     return {
         "id": tree.id,
+        "name": outcome.names.get(tree.id),
         "n_nodes": tree.n_nodes,
         "depth": tree.depth,
         "paths": tree.to_list(),
@@ -127,9 +135,9 @@ def _tree_document(record: Mapping[str, Any], bank: Bank | None) -> dict[str, An
     }
 
 
-def _policy_cells(row: Mapping[str, Any]) -> list[str]:
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    """A policy's, under `POLICY_COLUMNS`."""
     return [
-        row["policy"],
         number(row["tokens_per_second_measured"], 2),
         row_bounds(row, "ratio_to_plain", "low", "high", 3),
         row_bounds(row, "ratio_to_static", "static_low", "static_high", 3),

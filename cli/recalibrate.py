@@ -86,21 +86,26 @@ def _go_on(run: Path, changes: Mapping[str, Any], json: Path | None) -> None:
     with console.Reporter() as progress:
         done = resume(run, "recalibrate", options.command_line(), progress)
     table = outcome.read_table(done, CANDIDATES, CANDIDATES_SCHEMA).to_pylist()
-    live = [row for row in table if row["recalibrated_emitted"] is not None]
+    live = [
+        {**row, "name": done.names.get(row["tree"])}
+        for row in table
+        if row["recalibrated_emitted"] is not None
+    ]
     document = {**outcome.document(done), "candidates": live}
-    console.present(lambda: _print(live, outcome.facts(done, CANDIDATES)), document, json)
+    rows = [[outcome.label(done, row["tree"]), *_figures(row)] for row in live]
+    console.present(lambda: _print(rows, outcome.facts(done, CANDIDATES)), document, json)
 
 
-def _print(rows: Sequence[Mapping[str, Any]], facts: list[tuple[str, str]]) -> None:
-    console.show_table(COLUMNS, map(_cells, rows))
+def _print(rows: Sequence[Sequence[str]], facts: list[tuple[str, str]]) -> None:
+    console.show_table(COLUMNS, rows)
     console.write("\n")
     console.show_facts(facts)
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    """A tree's, under `COLUMNS`."""
     emitted, low, high = (row[f"recalibrated_{name}"] for name in ("emitted", "low", "high"))
     return [
-        row["tree"],
         str(row["n_nodes"]),
         str(row["depth"]),
         number(row["joint_emitted"], 3),

@@ -12,6 +12,7 @@ from entmtp_calib.config import build_config
 def rollout(
     task: options.Task = "gsm8k",
     data: options.Data = None,
+    trees: options.Trees = None,
     preset: options.Preset = "default",
     model: options.Model = None,
     heads: options.Heads = None,
@@ -29,13 +30,15 @@ def rollout(
     """
     config = build_config(preset, task=task, **settings)
     from entmtp_calib.records import TRACE_SCHEMA
-    from entmtp_calib.stages.build_bank import build_bank
+    from entmtp_calib.stages.build_bank import build_bank, read_user_trees
     from entmtp_calib.stages.recorded import TRACE
     from entmtp_calib.stages.setup import Inputs
 
     inputs = Inputs(model, heads, data, device, dtype, engine)
+    mine = read_user_trees(trees or (), heads)
+    command = options.command_line()
     with console.Reporter() as progress:
-        done = build_bank(config, inputs, out, "rollout", options.command_line(), progress)
+        done = build_bank(config, inputs, out, "rollout", command, progress, mine)
     table = outcome.read_table(done, TRACE, TRACE_SCHEMA)
     counts = _counts(table.select(["split", "prompt"]).to_pylist())
     console.present(

@@ -17,7 +17,7 @@ def time(
         done = resume(run, "time", options.command_line(), progress)
 
     def render() -> None:
-        outcome.print_trees(done.timed, None)
+        outcome.print_trees(done)
         console.write("\n")
         console.show_facts(outcome.facts(done, TIMING))
 

@@ -70,11 +70,13 @@ def save_run(
     policies: dict[str, Policy],
     timing: Sequence[Mapping[str, Any]],
     given: bool = False,
+    user_trees: Mapping[Tree, str] | None = None,
 ) -> Path:
     """The folder of a run whose bank has these trees, the empty one first.
 
     Args:
         given: whether the trees were given, and so stand in run.json; else they were grown.
+        user_trees: what stands beside them in run.json.
     """
     drafting = [tree for tree in trees if tree != EMPTY]
     config = {
@@ -82,6 +84,9 @@ def save_run(
         "trees": [tree.to_list() for tree in drafting] if given else None,
         "data": {"description": "twelve texts"},
     }
+    if user_trees:
+        named = [{"name": name, "paths": tree.to_list()} for tree, name in user_trees.items()]
+        config["user_trees"] = named
     one = Interval(1.0, 1.0, 1.0)
     entries = [BankEntry(tree, one, 1.0, one, one) for tree in trees]
     with RunFolder.create(folder, config) as run:

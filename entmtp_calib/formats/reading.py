@@ -25,7 +25,7 @@ from entmtp_calib.formats.chains import (
 from entmtp_calib.formats.engines import FORMS
 from entmtp_calib.formats.lists import MAX_DEPTH, MAX_NODES, dense_paths, with_prefixes
 from entmtp_calib.formats.literals import literal, text_of, value_of
-from entmtp_calib.formats.trees_file import TREES
+from entmtp_calib.formats.trees_file import named_paths
 from entmtp_calib.tree import RANK_LIMIT, Path, Tree, chain
 
 DENSE = "dense"
@@ -150,14 +150,10 @@ def _in_mapping(value: Mapping[Any, Any], name: str, form: str | None) -> list[L
     if isinstance(conditions := value.get("measurement_conditions"), Mapping):
         found = _in_mapping(conditions, name, form)
         return [Listed(name, "modelopt", each.paths) for each in found]
-    ours = value.get(TREES)
-    if isinstance(ours, list) and all(isinstance(entry, Mapping) for entry in ours):
-        if not all(entry.get("paths") for entry in ours):
-            raise TreeError(f"{name} has a tree without paths", _EXPECTED)
-        named = [(str(entry.get("name") or name), entry["paths"]) for entry in ours]
-    elif known := [key for key in _TREE_KEYS if key in value]:
-        named = [(name, value[key]) for key in known]
-    else:
+    named = named_paths(value, name)
+    if named is None and any(key in value for key in _TREE_KEYS):
+        named = [(name, value[key]) for key in _TREE_KEYS if key in value]
+    elif named is None:
         named = [(str(key), item) for key, item in value.items() if _may_hold(item, form)]
     return [listed for key, item in named for listed in _in_value(item, key, form)]
 

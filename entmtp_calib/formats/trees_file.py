@@ -1,12 +1,10 @@
-"""Our own small file of trees: what `import-trees` writes and `build-bank` takes as candidates."""
+"""Our own small form of trees: what `import-trees` writes. This module knows no files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from entmtp_calib import files
 from entmtp_calib.errors import TreeError
 from entmtp_calib.records import FORMAT_VERSION
 from entmtp_calib.tree import Tree
@@ -37,18 +35,23 @@ def trees_document(named: Iterable[tuple[str, Tree]], source: str) -> dict[str, 
     }
 
 
-def read_trees(path: Path) -> list[Tree]:
-    """The trees of a file that `import-trees` wrote, each once, in its order.
+def named_paths(document: Mapping[Any, Any], name: str) -> list[tuple[str, Any]] | None:
+    """What stands in such an object: names and paths, unchecked; None where it is none.
+
+    Args:
+        document: the object.
+        name: of a tree that has none.
 
     Raises:
-        ArtifactError: naming the file and what is wrong with it.
+        TreeError: it is of another format version, or a tree has no paths.
     """
-    entries = files.read_versioned(path, {TREES: list})[TREES]
-    trees: dict[Tree, None] = {}
-    for number, entry in enumerate(entries):
-        try:
-            trees[Tree.of(entry["paths"])] = None
-        except (KeyError, TypeError, TreeError) as error:
-            problem = getattr(error, "found", "no paths")
-            raise files.damaged(path, f"tree {number}: {problem}") from None
-    return list(trees)
+    entries = document.get(TREES)
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        return None
+    version = document.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        found = f"{name} has format version {version}"
+        raise TreeError(found, f"version {FORMAT_VERSION}", "update entmtp")
+    if not all(entry.get("paths") for entry in entries):
+        raise TreeError(f"{name} has a tree without paths", "paths as [[0], [1], [0, 0]]")
+    return [(str(entry.get("name") or name), entry["paths"]) for entry in entries]

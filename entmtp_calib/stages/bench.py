@@ -38,7 +38,8 @@ from entmtp_calib.stages.bench_methods import (
 from entmtp_calib.stages.bench_prompts import Taken, Unused, take, unused_prompts
 from entmtp_calib.stages.bench_run import STAGE, Runner
 from entmtp_calib.stages.decode import Session, open_session, session_inputs
-from entmtp_calib.stages.setup import Encoded, Inputs, model_facts
+from entmtp_calib.stages.run_prompts import Encoded
+from entmtp_calib.stages.setup import Inputs, model_facts
 from entmtp_calib.targets.likelihood import mean_nll
 from entmtp_calib.timing import Clock
 

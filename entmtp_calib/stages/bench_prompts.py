@@ -18,7 +18,8 @@ from entmtp_calib.errors import DataError, EntmtpError, UsageError
 from entmtp_calib.prompts import Prompt, load_prompts, split
 from entmtp_calib.stages.decode import Session
 from entmtp_calib.stages.recorded import SPLITS
-from entmtp_calib.stages.setup import Encoded, read_settings, run_folder_of
+from entmtp_calib.stages.run_prompts import Encoded
+from entmtp_calib.stages.setup import read_settings, run_folder_of
 from entmtp_calib.tree import HYDRA_DEFAULT
 
 

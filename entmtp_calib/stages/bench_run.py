@@ -17,7 +17,7 @@ from entmtp_calib.decoding import WARM_UP_TOKENS
 from entmtp_calib.progress import Progress
 from entmtp_calib.stages.bench_figures import PLAIN, Written, run_row
 from entmtp_calib.stages.bench_methods import Method
-from entmtp_calib.stages.setup import Encoded
+from entmtp_calib.stages.run_prompts import Encoded
 from entmtp_calib.targets.network import first_line
 from entmtp_calib.timing import Clock, interleave
 

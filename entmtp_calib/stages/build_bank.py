@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.bank import Bank
 from entmtp_calib.config import BuildConfig
 from entmtp_calib.errors import UsageError
 from entmtp_calib.progress import Progress
 from entmtp_calib.provenance import provenance
 from entmtp_calib.stages import cost, grow, policies, recalibrate, rollout, time
+from entmtp_calib.stages.import_trees import import_trees
+from entmtp_calib.stages.recorded import user_trees_of
 from entmtp_calib.stages.select import STAGE as SELECT
 from entmtp_calib.stages.select import select, timed_records
-from entmtp_calib.stages.setup import Inputs, Run, open_run, read_settings, reopen_run
+from entmtp_calib.stages.setup import (
+    Inputs,
+    Run,
+    native_folder,
+    open_run,
+    read_settings,
+    reopen_run,
+)
 from entmtp_calib.stages.usage import Usage, usage
+from entmtp_calib.tree import Tree
 
 MEASURING: dict[str, Callable[[Run], None]] = {
     rollout.STAGE: rollout.rollout,
@@ -42,6 +53,29 @@ class Outcome:
     policies: Sequence[dict[str, Any]] = ()
     """The rows of `policies.parquet`."""
     usage: Usage | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the user calls the trees of these ids."""
+
+
+def read_user_trees(paths: Iterable[Path], heads: str | None) -> dict[Tree, str]:
+    """The trees of files in any form that `import_trees` reads, each once, with their names.
+
+    They are checked against native heads from what these say of themselves, before anything is
+    loaded; `open_run` checks them against any.
+
+    Args:
+        paths: the files.
+        heads: as in `Inputs`.
+
+    Raises:
+        TreeError: naming the file and what is wrong with its trees.
+    """
+    folder = native_folder(heads)
+    named: dict[Tree, str] = {}
+    for path in paths:
+        for name, tree in import_trees(path, heads=folder).trees:
+            named.setdefault(tree, name)
+    return named
 
 
 def build_bank(
@@ -51,9 +85,15 @@ def build_bank(
     until: str = "select",
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    user_trees: Mapping[Tree, str] | None = None,
 ) -> Outcome:
-    """Run the stages up to `until`, reusing those whose inputs have not changed."""
-    run = open_run(config, inputs, out, command, progress)
+    """Run the stages up to `until`, reusing those whose inputs have not changed.
+
+    Args:
+        user_trees: trees to measure beside the grown ones, with their names. They are candidates
+            like those, and always run live.
+    """
+    run = open_run(config, inputs, out, command, progress, user_trees=user_trees)
     with run.folder:
         return _run_stages(run, until)
 
@@ -103,6 +143,7 @@ def recalibrate_bank(
         command,
         progress,
         [tree for tree in bank.trees if tree.n_nodes],
+        user_trees_of(RunFolder.open(folder)),
     )
     with run.folder:
         return _run_stages(run, "select")
@@ -140,7 +181,8 @@ def _run_stages(run: Run, until: str) -> Outcome:
     if bank:
         run.folder.finish({**_provenance(run), "usage": took.to_dict()})
     data = run.data_facts["description"]
-    return Outcome(run.folder.path, data, until, bank, timed, rows, took)
+    names = {tree.id: name for tree, name in run.user_trees.items()}
+    return Outcome(run.folder.path, data, until, bank, timed, rows, took, names)
 
 
 def _provenance(run: Run) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from entmtp_calib.stages.recorded import TRACE
 from entmtp_calib.stages.rollout import read_trace
 from entmtp_calib.stages.setup import Run
 from entmtp_calib.timing import interleave, median, median_error
+from entmtp_calib.topology import compile_tree
 from entmtp_calib.tree import EMPTY, HYDRA_DEFAULT, Tree
 
 STAGE, COSTS = "cost", "costs.parquet"
@@ -47,7 +48,7 @@ def measure_costs(run: Run) -> None:
         "trace": run.folder.sha256(TRACE),
         "hardware": hardware_fingerprint(hardware(str(run.target.device))),
         "settings": [config.step_repetitions, config.context_lengths, config.max_nodes],
-        "trees": [tree.to_list() for tree in run.trees or ()],
+        "trees": [tree.to_list() for tree in run.ungrown],
         "seed": config.seed,
     }
     if run.folder.is_done(STAGE, inputs):
@@ -69,7 +70,7 @@ def measure_costs(run: Run) -> None:
             rows += _time_levels(run, state, length, level_ms)
             parts.write_table(number, records.table(rows, records.TIMING_SCHEMA))
         rows = parts.read_table(number, records.TIMING_SCHEMA).to_pylist()
-        dropped |= hopeless(rows, run.heads.n_heads)
+        dropped |= _not_worth_it(run, rows)
         for row in rows:
             if row["kind"] == LEVEL:
                 level_ms[row["depth"], row["rows"]].append(row["draft_ms"])
@@ -88,11 +89,12 @@ def run_costs(run: Run) -> Costs:
 def timed_trees(run: Run) -> list[Tree]:
     """A tree of each number of rows, the empty one first, up to the largest that may be wanted.
 
-    Heads that are few and narrow cannot draft all of them.
+    The sizes of the user's trees are among them. Heads that are few and narrow cannot draft all.
     """
-    largest = max(tree.n_nodes for tree in (*(run.trees or ()), HYDRA_DEFAULT))
+    largest = max(tree.n_nodes for tree in (*run.ungrown, HYDRA_DEFAULT))
     most = max(run.config.max_nodes, largest) + 1
     counts = {n for n in ROW_COUNTS if n <= most} | {most, HYDRA_DEFAULT.n_nodes + 1}
+    counts |= _user_sizes(run)
     trees = [_bushy(rows - 1, run.heads.n_ranks, run.heads.n_heads) for rows in sorted(counts)]
     return list(dict.fromkeys(trees))
 
@@ -110,6 +112,22 @@ def hopeless(rows: Iterable[dict[str, Any]], depth: int) -> set[int]:
     return {n for n, each in ms.items() if median(each) > most} - {HYDRA_DEFAULT.n_nodes + 1}
 
 
+def _not_worth_it(run: Run, rows: Iterable[dict[str, Any]]) -> set[int]:
+    """The hopeless row counts, but those of the user's trees, which are what to compare with."""
+    return hopeless(rows, run.heads.n_heads) - _user_sizes(run)
+
+
+def _user_sizes(run: Run) -> set[int]:
+    return {tree.n_nodes + 1 for tree in run.user_trees}
+
+
+def _parent_counts(run: Run) -> list[int]:
+    """Numbers of parents that levels are timed for; no tree that was not grown has more."""
+    levels = [level for tree in run.ungrown for level in compile_tree(tree).levels]
+    most = max((len(level.parent_rows) for level in levels), default=1)
+    return sorted({*PARENT_COUNTS, *([most] if most > max(PARENT_COUNTS) else [])})
+
+
 def is_known(ms: Sequence[float]) -> bool:
     """Whether the median of repetitions is known well enough."""
     return len(ms) >= ENOUGH and median_error(ms) < KNOWN
@@ -125,7 +143,7 @@ def _time_steps(run: Run, state: Decoding, length: int, dropped: set[int]) -> li
     for number, index in interleave(range(len(methods)), rounds, run.config.seed + length):
         run.progress.advance(1, f"{length} tokens of context")
         if number > ROUNDS_BEFORE_DROPPING and not is_decided:
-            dropped |= hopeless(rows, run.heads.n_heads)
+            dropped |= _not_worth_it(run, rows)
             is_decided = True
         name, policy, n_rows = methods[index]
         if n_rows in dropped or (n_rows > SMALL and is_known(verify_ms[index])):
@@ -171,7 +189,7 @@ def _time_levels(run: Run, state: Decoding, length: int, earlier: Samples) -> li
     rows: list[dict[str, Any]] = []
     level_ms = defaultdict(list, {key: list(ms) for key, ms in earlier.items()})
     for number, parents in interleave(
-        PARENT_COUNTS, run.config.step_repetitions + 1, run.config.seed + length
+        _parent_counts(run), run.config.step_repetitions + 1, run.config.seed + length
     ):
         wanted = [(depth, parents if depth > 1 else 1) for depth in range(1, heads.n_heads + 1)]
         wanted = [level for level in wanted if not is_known(level_ms[level])]

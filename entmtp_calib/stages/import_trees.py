@@ -37,7 +37,7 @@ class Imported:
             more = f" and {len(self.problems) - 1} more" if len(self.problems) > 1 else ""
             raise TreeError(
                 f"{self.source}: {self.problems[0]}{more}",
-                action="correct the file, or name one of its trees with --tree",
+                action="correct the file, or take one of its trees with entmtp import-trees --tree",
             )
         return [(each.name, each.tree) for each in self.listed]
 

@@ -28,7 +28,9 @@ STAGE, POLICIES = "report", "policies.parquet"
 
 
 def report(run: Run, bank: Bank, candidates: Sequence[Tree]) -> list[dict[str, Any]]:
-    """Write `policies.parquet`: plain, Hydra's default and every policy, live on the report split.
+    """Write `policies.parquet`: every policy live on the report split, and what to compare with.
+
+    That is plain decoding, Hydra's default and the user's trees, these by their ids.
 
     Args:
         candidates: the trees that the bank's policies were chosen from, for the bounds.
@@ -40,7 +42,7 @@ def report(run: Run, bank: Bank, candidates: Sequence[Tree]) -> list[dict[str, A
         "text": run.text_inputs,
         "trace": run.folder.sha256(TRACE),
         "policies": {name: policy.to_dict() for name, policy in bank.policies.items()},
-        "trees": [tree.to_list() for tree in bank.trees],
+        "trees": [tree.to_list() for tree in (*bank.trees, *run.user_trees)],
         "candidates": [tree.id for tree in candidates],
         "costs": run.folder.sha256(COSTS),
     }
@@ -49,10 +51,10 @@ def report(run: Run, bank: Bank, candidates: Sequence[Tree]) -> list[dict[str, A
         return run.folder.read_table(POLICIES, schema).to_pylist()
     trees = list(bank.trees)
     methods: dict[str, Policy] = {"plain": Static(trees.index(EMPTY)), **bank.policies}
-    if HYDRA_DEFAULT in reference_trees(run.max_depth, run.heads.n_ranks):
-        if HYDRA_DEFAULT not in trees:
-            trees.append(HYDRA_DEFAULT)
-        methods["hydra-default"] = Static(trees.index(HYDRA_DEFAULT))
+    for tree in [*reference_trees(run.max_depth, run.heads.n_ranks), *run.user_trees]:
+        if tree not in trees:
+            trees.append(tree)
+        methods[tree.id] = Static(trees.index(tree))
     texts = _run_live(run, trees, methods, inputs)
     costs, trace = run_costs(run), read_trace(run, "report")
     possible = Task.of(trace, usable([*candidates, *bank.trees], costs), costs)

@@ -51,7 +51,7 @@ def recalibrate(run: Run) -> None:
         "text": run.text_inputs,
         "trace": run.folder.sha256(TRACE),
         "grown": grown and run.folder.sha256(GROWN),
-        "trees": [tree.to_list() for tree in trees or ()],
+        "trees": [tree.to_list() for tree in run.ungrown],
         "references": [tree.id for tree in references],
         "max_candidates": run.config.max_candidates,
         "costs": run.folder.sha256(COSTS),
@@ -62,7 +62,7 @@ def recalibrate(run: Run) -> None:
     rows = {row["tree"]: row for row in grown.to_pylist()} if grown else {}
     if trees is None:
         trees = _promising(run, rows.values())
-    live = list({tree.id: tree for tree in [*references, *trees]}.values())
+    live = list({tree.id: tree for tree in [*references, *run.user_trees, *trees]}.values())
     texts = _run_live(run, live, parts)
     for tree in live:
         row = rows.setdefault(tree.id, {**tree_columns(tree, tree.depth), "on_frontier": False})

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TRACE, GROWN, TIMING = "trace.parquet", "grown.parquet", "timing.parquet"
 SPLITS = ("search", "select", "report")
+USER_TREES = "user_trees"
 
 _COSTS = "the timed steps and levels of a run"
 _TIME_AGAIN = "name the timing.parquet or costs.parquet that entmtp time wrote on that machine"
@@ -102,12 +103,19 @@ class Recorded:
 
 
 def candidate_trees(folder: RunFolder) -> list[Tree]:
-    """The trees that a policy may be made of: all that were grown or given, and none at all."""
-    given = folder.config.get("trees")
-    if given is not None:
-        return [EMPTY, *map(Tree.of, given)]
-    grown = folder.read_table(GROWN, records.CANDIDATES_SCHEMA).to_pylist()
-    return [EMPTY, *(Tree.of(row["paths"]) for row in grown)]
+    """The trees that a policy may be made of: all grown or given, the user's, and none at all."""
+    paths = folder.config.get("trees")
+    if paths is None:
+        grown = folder.read_table(GROWN, records.CANDIDATES_SCHEMA).to_pylist()
+        paths = [row["paths"] for row in grown]
+    trees = [EMPTY, *map(Tree.of, paths)]
+    return [*trees, *(tree for tree in user_trees_of(folder) if tree not in trees)]
+
+
+def user_trees_of(folder: RunFolder) -> dict[Tree, str]:
+    """The trees that were measured at the user's wish, with what the user calls them."""
+    named = folder.config.get(USER_TREES, [])
+    return {Tree.of(entry["paths"]): entry["name"] for entry in named}
 
 
 def _sampling(folder: RunFolder) -> dict[str, Any]:

@@ -89,10 +89,11 @@ def select(run: Run, timed: Sequence[Mapping[str, Any]]) -> tuple[Bank, list[Tre
 
 
 def _bank(run: Run, timed: Sequence[Mapping[str, Any]], candidates: Sequence[Tree]) -> Bank:
+    only_beside = {HYDRA_DEFAULT} - set(candidates)
     own = [
         record
         for record in timed
-        if record["tree"] != HYDRA_DEFAULT and record["runs"] == record["planned_runs"]
+        if record["tree"] not in only_beside and record["runs"] == record["planned_runs"]
     ]
     kept = strict_pareto(
         [record["tree"].n_nodes for record in own],

@@ -7,7 +7,7 @@ work again and resumes it. This module knows the order of nothing: `build_bank` 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -15,24 +15,17 @@ from typing import Any
 
 from entmtp_calib.artifacts import RUN, RunFolder
 from entmtp_calib.config import DEFAULT_HEADS_NAME, BuildConfig
-from entmtp_calib.errors import ArtifactError, DataError, UsageError
+from entmtp_calib.errors import ArtifactError, TreeError, UsageError
 from entmtp_calib.heads.model import Heads
 from entmtp_calib.heads.native import DESCRIPTION, heads_fingerprint, read_description
 from entmtp_calib.heads.native import load_heads as load_native
 from entmtp_calib.plan import check_tree
 from entmtp_calib.progress import Progress, Silent
-from entmtp_calib.prompts import (
-    PromptSet,
-    Splits,
-    encode,
-    keep_short,
-    load_prompts,
-    resolve_mode,
-    split,
-)
+from entmtp_calib.prompts import keep_short, load_prompts
 from entmtp_calib.provenance import sha256_json
 from entmtp_calib.stages.import_heads import heads_folder
-from entmtp_calib.stages.recorded import SPLITS
+from entmtp_calib.stages.recorded import USER_TREES, user_trees_of
+from entmtp_calib.stages.run_prompts import Encoded, data_facts, encoded_splits, split_prompts
 from entmtp_calib.stages.schedule import signals_to_try
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.targets.model import Target
@@ -62,14 +55,6 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A prompt as the target gets it."""
-
-    id: str
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Run:
     """An opened run; use its folder as a context manager so that the lock is given back."""
 
@@ -82,11 +67,18 @@ class Run:
     splits: dict[str, tuple[Encoded, ...]]
     trees: tuple[Tree, ...] | None
     """Given candidates; None where they are grown."""
+    user_trees: Mapping[Tree, str]
+    """Trees measured beside those, with what the user calls them."""
     folder: RunFolder
     command: Sequence[str]
     progress: Progress
     load_seconds: float
     """What opening it took: model, heads and prompts."""
+
+    @property
+    def ungrown(self) -> list[Tree]:
+        """All trees that were not grown here: given candidates, then the user's own."""
+        return list(dict.fromkeys([*(self.trees or ()), *self.user_trees]))
 
     @property
     def max_depth(self) -> int:
@@ -170,6 +162,7 @@ def open_run(
     command: Sequence[str] = (),
     progress: Progress | None = None,
     trees: Sequence[Tree] | None = None,
+    user_trees: Mapping[Tree, str] | None = None,
 ) -> Run:
     """Load everything a run needs and lock its folder.
 
@@ -177,12 +170,12 @@ def open_run(
 
     Args:
         trees: candidates that are measured instead of grown ones; the heads must draft them.
+        user_trees: candidates that are measured beside either, with their names; likewise.
     """
-    started, progress = perf_counter(), progress or Silent()
+    started, progress, user_trees = perf_counter(), progress or Silent(), user_trees or {}
     signals_to_try(config.signal, _native_depth(inputs.heads))
     prompts = load_prompts(config.task, Path(inputs.data) if inputs.data else None)
-    sizes = (config.search_prompts, config.select_prompts, config.report_prompts)
-    _split(prompts, sizes, config.seed)
+    split_prompts(prompts, config)
     target = load_target(
         inputs.model, device=inputs.device, dtype=inputs.dtype, engine=inputs.engine
     )
@@ -190,6 +183,8 @@ def open_run(
     signals_to_try(config.signal, heads.n_heads)
     for tree in trees or ():
         check_tree(tree, heads)
+    for tree, name in user_trees.items():
+        _check_user_tree(tree, name, heads)
     # Every tree must find its positions at every step, so that replay sees what decoding does.
     positions = target.max_positions - heads.n_heads
     room = min(config.max_prompt_tokens, positions - config.max_new_tokens)
@@ -199,26 +194,30 @@ def open_run(
             f"less than {positions}, the positions of {target.name} less the depth of the heads",
         )
     kept = keep_short(prompts, target.tokenizer, room, config.prompt_mode)
-    splits = _encoded_splits(kept, sizes, config, target)
-    data_facts = _data_facts(kept, config, target)
-    folder = out or _default_folder(config, target, heads_facts, data_facts)
-    description = {
+    splits = encoded_splits(kept, config, target)
+    facts = data_facts(kept, config, target)
+    folder = out or _default_folder(config, target, heads_facts, facts, user_trees)
+    description: dict[str, Any] = {
         "settings": config.to_dict(),
         "inputs": asdict(inputs.located()),
         "trees": None if trees is None else [tree.to_list() for tree in trees],
         "model": model_facts(target),
         "heads": heads_facts,
-        "data": data_facts,
+        "data": facts,
     }
+    if user_trees:
+        named = [{"name": name, "paths": tree.to_list()} for tree, name in user_trees.items()]
+        description[USER_TREES] = named
     return Run(
         config=config,
         inputs=inputs,
         target=target,
         heads=heads,
         heads_facts=heads_facts,
-        data_facts=data_facts,
+        data_facts=facts,
         splits=splits,
         trees=None if trees is None else tuple(trees),
+        user_trees=user_trees,
         folder=RunFolder.create(folder, description),
         command=command,
         progress=progress,
@@ -229,9 +228,10 @@ def open_run(
 def reopen_run(path: Path, command: Sequence[str] = (), progress: Progress | None = None) -> Run:
     """Open an existing folder under the settings it was made with."""
     config, inputs = read_settings(path)
-    given = RunFolder.open(path).config.get("trees")
+    folder = RunFolder.open(path)
+    given = folder.config.get("trees")
     trees = None if given is None else [Tree.of(paths) for paths in given]
-    return open_run(config, inputs, path, command, progress, trees)
+    return open_run(config, inputs, path, command, progress, trees, user_trees_of(folder))
 
 
 def run_folder_of(bank_path: Path) -> Path | None:
@@ -252,51 +252,37 @@ def read_settings(path: Path) -> tuple[BuildConfig, Inputs]:
         ) from error
 
 
+def native_folder(heads: str | None) -> Path | None:
+    """The folder of native heads, the default's for None; None where they are published ones."""
+    folder = DEFAULT_HEADS if heads is None else Path(heads)
+    return folder if (folder / DESCRIPTION).is_file() else None
+
+
 def _native_depth(heads: str | None) -> int | None:
     """How many heads a native folder has, without loading any; None where that is not told."""
-    folder = DEFAULT_HEADS if heads is None else Path(heads)
-    if not (folder / DESCRIPTION).is_file():
-        return None
-    architecture = read_description(folder).get("architecture")
+    folder = native_folder(heads)
+    architecture = read_description(folder).get("architecture") if folder else None
     return architecture.get("n_heads") if isinstance(architecture, dict) else None
 
 
-def _split(prompts: PromptSet, sizes: tuple[int, int, int], seed: int) -> Splits:
-    """The splits; where there are too few prompts, the error says what became of the others."""
+def _check_user_tree(tree: Tree, name: str, heads: Heads) -> None:
+    """Raise `TreeError` under the user's name for it unless the heads can draft the tree."""
     try:
-        return split(prompts.prompts, sizes, seed)
-    except DataError as error:
-        found = f"{error.found} in {prompts.source} ({prompts.counts()})"
-        raise DataError(found, error.expected, error.action) from None
-
-
-def _encoded_splits(
-    kept: PromptSet, sizes: tuple[int, int, int], config: BuildConfig, target: Target
-) -> dict[str, tuple[Encoded, ...]]:
-    parts = _split(kept, sizes, config.seed)
-    return {
-        name: tuple(
-            Encoded(p.id, tuple(encode(target.tokenizer, p.messages, config.prompt_mode)))
-            for p in getattr(parts, name)
-        )
-        for name in SPLITS
-    }
-
-
-def _data_facts(kept: PromptSet, config: BuildConfig, target: Target) -> dict[str, Any]:
-    return {
-        "source": kept.source,
-        "sha256": kept.sha256,
-        "description": kept.describe(),
-        "prompt_mode": resolve_mode(target.tokenizer, config.prompt_mode),
-    }
+        check_tree(tree, heads)
+    except TreeError as error:
+        raise TreeError(f"{name}: {error.found}", error.expected, error.action) from None
 
 
 def _default_folder(
-    config: BuildConfig, target: Target, heads: dict[str, Any], data: dict[str, Any]
+    config: BuildConfig,
+    target: Target,
+    heads: dict[str, Any],
+    data: dict[str, Any],
+    trees: Iterable[Tree],
 ) -> Path:
     """artifacts/banks/<model>/<task>/<hash of everything that was chosen>."""
     chosen = [config.to_dict(), target.fingerprint, str(target.dtype), str(target.device)]
-    digest = sha256_json([*chosen, target.engine, heads["fingerprint"], data["sha256"]])
+    chosen += [target.engine, heads["fingerprint"], data["sha256"]]
+    digest = sha256_json([*chosen, *sorted(tree.to_list() for tree in trees)])
     model = re.sub(r"[^\w.-]+", "--", target.name)
     return BANKS / model / config.task / digest[:12]

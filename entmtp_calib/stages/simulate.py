@@ -18,7 +18,7 @@ from entmtp_calib.costs import Costs
 from entmtp_calib.policy import Policy, Static
 from entmtp_calib.progress import Progress, Silent
 from entmtp_calib.replay import step_counts
-from entmtp_calib.stages.recorded import Recorded, candidate_trees
+from entmtp_calib.stages.recorded import Recorded, candidate_trees, user_trees_of
 from entmtp_calib.stages.schedule import (
     AUTO,
     STATIC,
@@ -169,16 +169,18 @@ class Replayed:
 def _methods(
     recorded: Recorded, trace: Trace, costs: Costs
 ) -> tuple[list[Tree], dict[str, Policy]]:
-    """Plain decoding, the bank's policies and, where its steps have a cost, Hydra's default."""
+    """Plain decoding, the bank's policies and, where they have a cost, what to compare with."""
     bank = recorded.bank
-    trees = [*bank.trees, *(tree for tree in (EMPTY, HYDRA_DEFAULT) if tree not in bank.trees)]
+    beside = [HYDRA_DEFAULT, *user_trees_of(recorded.folder)]
+    trees = list(dict.fromkeys([*bank.trees, EMPTY, *beside]))
     policies: dict[str, Policy] = {
         "plain": Static(trees.index(EMPTY)),
         STATIC: Static(bank.best),
         **bank.policies,
     }
-    if HYDRA_DEFAULT.depth <= trace.max_depth and usable([HYDRA_DEFAULT], costs):
-        policies[HYDRA_DEFAULT.id] = Static(trees.index(HYDRA_DEFAULT))
+    for tree in beside:
+        if tree.depth <= trace.max_depth and usable([tree], costs):
+            policies[tree.id] = Static(trees.index(tree))
     return trees, policies
 
 

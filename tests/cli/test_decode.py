@@ -106,6 +106,33 @@ def test_stdin_is_a_prompt_without_its_last_line_end(switching: Switching) -> No
     assert decode(switching, *arguments, text=f"{PROMPT}\n").stdout == given.stdout
 
 
+def test_a_prompt_goes_through_a_template_by_name(switching: Switching) -> None:
+    rendered = (
+        "A chat between a curious user and an artificial intelligence assistant. The assistant "
+        "gives helpful, detailed, and polite answers to the user's questions. "
+        f"USER: {PROMPT} ASSISTANT:"
+    )
+    named = decode(switching, "--prompt", PROMPT, "--prompt-mode", "vicuna", *SAMPLED).stdout
+    assert named == decode(switching, "--prompt", rendered, "--raw", *SAMPLED).stdout
+    raw = decode(switching, "--prompt", PROMPT, "--prompt-mode", "raw", *SAMPLED).stdout
+    assert named != raw == decode(switching, "--prompt", PROMPT, "--raw", *SAMPLED).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt-mode", "llama"), "--prompt-mode llama; expected one of auto, chat, raw, "),
+        (("--prompt-mode", "vicuna", "--raw"), "--prompt-mode with --raw; expected one of them"),
+    ],
+)
+def test_a_mode_that_cannot_be_is_refused_before_any_work(
+    arguments: tuple[str, ...], words: str, switching: Switching
+) -> None:
+    result = run("decode", *switching.arguments, "--prompt", PROMPT, *arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert words in result.stderr
+
+
 def test_several_prompts_are_separated_by_a_line(switching: Switching, tmp_path: Path) -> None:
     text_file, rows = tmp_path / "two.txt", tmp_path / "two.jsonl"
     text_file.write_text(f"{PROMPT}\r\n\n[red] :smile:", encoding="utf-8")

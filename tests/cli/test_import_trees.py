@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from toy_bank import Built, run
 
-from entmtp_calib.formats.trees_file import read_trees
+from entmtp_calib.stages.import_trees import import_trees
 from entmtp_calib.tree import Tree, chain
 
 MEDUSA = """mc_sim = [[0], [1], [0, 0]]
@@ -35,7 +35,10 @@ def test_trees_go_into_a_file_beside_a_table(choices: Path, tmp_path: Path) -> N
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[1][0] == "mc_sim"
     assert lines[2] == ["deep", "chain-3", "3", "3", "medusa"]
-    assert read_trees(out) == [Tree.of([[0], [1], [0, 0]]), chain(3)]
+    assert import_trees(out).trees == [
+        ("mc_sim", Tree.of([[0], [1], [0, 0]])),
+        ("deep", chain(3)),
+    ]
 
 
 def test_without_a_file_the_json_is_alone_on_stdout(choices: Path) -> None:
@@ -70,7 +73,7 @@ def test_every_problem_is_its_own_line(tmp_path: Path, built: Built) -> None:
         f"entmtp: {name}: [0, 0, 0, 0, 0] has depth 5, and there are 4 heads",
         f"entmtp: {name}: [0, 0, 0, 0, 0] lacks its parent [0, 0, 0, 0]",
         f"entmtp: {file}: {name}: [0, 1, 0] lacks its parent [0, 1] and 3 more; "
-        "correct the file, or name one of its trees with --tree",
+        "correct the file, or take one of its trees with entmtp import-trees --tree",
     ]
 
 

@@ -265,6 +265,33 @@ def test_trees_have_every_size_up_to_the_largest_that_is_wanted(run: Run) -> Non
     assert timed_trees(small)[-1] == HYDRA_DEFAULT
 
 
+def test_the_users_trees_are_timed_to_the_end_at_their_very_sizes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is hopeless, larger than all others, with more parents than usual."""
+    wide = Tree.of(
+        [*((a,) for a in range(10)), *((a, b) for a in range(10) for b in range(4))]
+        + [(a, b, 0) for a in range(10) for b in range(4)]
+    )
+    monkeypatch.setattr(cost, "ROW_COUNTS", (1, 2, 5))
+    monkeypatch.setattr(cost, "PARENT_COUNTS", (1, 32))
+    monkeypatch.setattr(cost, "hopeless", lambda rows, depth: {5, 91})
+    longer = replace(run, config=replace(CONFIG, step_repetitions=5))
+    mine = replace(longer, user_trees={chain(3): "small", wide: "wide"})
+    measure_costs(longer)
+    assert run_costs(longer).step_ms([wide])[0] == np.inf
+    measure_costs(mine)
+    assert np.isfinite(run_costs(mine).step_ms([wide, chain(3)])).all()
+    rounds = {
+        (row["rows"], row["context_length"], row["round"])
+        for row in table(mine)
+        if row["kind"] == "step"
+    }
+    assert {(n, context, 5) for n in (4, 91) for context in (8, 40)} <= rounds
+    assert (5, 8, 5) not in rounds
+    assert {row["rows"] for row in table(mine) if row["kind"] == "level"} == {1, 32, 40}
+
+
 def test_heads_that_are_few_and_narrow_are_timed_with_what_they_can_draft(run: Run) -> None:
     target = run.target
     shallow = replace(run, heads=random_heads(target, n_heads=1))

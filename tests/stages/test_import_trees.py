@@ -12,7 +12,6 @@ from entmtp_calib.errors import ArtifactError, HeadsError, TreeError
 from entmtp_calib.files import write_json
 from entmtp_calib.formats.engines import FORMS
 from entmtp_calib.formats.reading import Limits
-from entmtp_calib.formats.trees_file import read_trees
 from entmtp_calib.policy import Static
 from entmtp_calib.stages.export import export
 from entmtp_calib.stages.import_trees import head_limits, import_trees
@@ -40,8 +39,9 @@ def save_description(folder: Path, **changes: object) -> Path:
 def test_a_file_of_ours_is_made_of_a_users_own(choices: Path, tmp_path: Path) -> None:
     found = import_trees(choices)
     write_json(tmp_path / "trees.json", found.document())
-    assert read_trees(tmp_path / "trees.json") == [chain(3), Tree.of([[0], [1], [2]])]
-    assert import_trees(tmp_path / "trees.json").document()["trees"] == found.document()["trees"]
+    again = import_trees(tmp_path / "trees.json")
+    assert again.trees == [("deep", chain(3)), ("wide", Tree.of([[0], [1], [2]]))]
+    assert again.document()["trees"] == found.document()["trees"]
 
 
 def test_one_tree_of_a_file_can_be_taken_by_name(choices: Path) -> None:

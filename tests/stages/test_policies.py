@@ -15,7 +15,7 @@ from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Policy, Staged, St
 from entmtp_calib.progress import Silent
 from entmtp_calib.signals import SignalSpec
 from entmtp_calib.stages import policies
-from entmtp_calib.stages.setup import Encoded
+from entmtp_calib.stages.run_prompts import Encoded
 from entmtp_calib.steps import Generation, Step
 
 CHAIN = SignalSpec("chain_value", 1)

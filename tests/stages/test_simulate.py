@@ -124,6 +124,17 @@ def test_given_trees_are_those_of_run_json(folder: Path, tmp_path: Path) -> None
     assert simulate(given).rows == simulate(folder).rows
 
 
+def test_a_users_trees_stand_beside_the_policies_and_may_be_fitted(tmp_path: Path) -> None:
+    rows = timing_rows(ROW_MS)
+    mine = {Tree.of([[0], [1], [0, 0], [0, 1]]): "mine", chain(1): "grown, too"}
+    folder = save_run(tmp_path / "run", text_trace(), TREES, POLICIES, rows, user_trees=mine)
+    assert candidate_trees(RunFolder.open(folder)) == [*TREES, next(iter(mine))]
+    shown = by_name(simulate(folder).rows)
+    for tree in mine:
+        assert shown[tree.id]["share"] == [{"tree": tree.id, "share": 1.0}]
+        assert shown[tree.id]["tokens_per_second_predicted"] > 0
+
+
 def test_the_bank_may_be_named_by_its_file(folder: Path) -> None:
     assert simulate(folder / "bank.safetensors").rows == simulate(folder).rows
 

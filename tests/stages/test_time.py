@@ -204,6 +204,25 @@ def test_the_bank_is_the_frontier_of_the_trees_that_ran_to_the_end(run: Run) -> 
     assert set(candidates) == {EMPTY, *GIVEN}
 
 
+def test_a_reference_enters_the_bank_only_where_the_user_offers_it(
+    inputs: Inputs, texts: Texts, tmp_path: Path
+) -> None:
+    texts.seconds = {**SECONDS, HYDRA_DEFAULT: 0.2, WIDE: 0.5}
+    banks = []
+    for number, mine in enumerate(({}, {HYDRA_DEFAULT: "medusa", WIDE: "wide"})):
+        opened = open_run(
+            CONFIG, inputs, tmp_path / f"run-{number}", trees=[chain(1)], user_trees=mine
+        )
+        with opened.folder:
+            for stage in (rollout, measure_costs, recalibrate, time_trees):
+                stage(opened)
+            banks.append(select(opened, timed_records(opened))[0])
+    assert [bank.frontier for bank in banks] == [
+        (EMPTY, chain(1)),
+        (EMPTY, chain(1), WIDE, HYDRA_DEFAULT),
+    ]
+
+
 def test_a_selection_is_made_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     time_trees(run)
     bank, _ = select(run, timed_records(run))
