@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from entmtp_calib.targets.attention import AttentionShape, Rotary, rows_pass
-from entmtp_calib.targets.layer import Layer, Layers, RMSNorm, compiled, fused, paired
+from entmtp_calib.targets.layer import Layer, Layers, RMSNorm, Stack, compiled, fused, paired
 from entmtp_calib.targets.packed import PackedLinear, can_pack, stable_rows
 
 needs_packing = pytest.mark.skipif(not can_pack(), reason="this torch has no FBGEMM kernels")
@@ -99,3 +99,14 @@ def test_layers_that_torch_cannot_compile_run_as_they_are(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.jit, "script", refuse)
     assert isinstance(compiled(layers, NORM), Layers)
     assert torch.equal(run(compiled(layers, NORM), 3), expected)
+
+
+@needs_packing
+def test_what_comes_out_is_a_tensor_like_any_other() -> None:
+    stack = Stack(SHAPE, ROTARY, [random_layer(5)], NORM)
+    store, one = torch.zeros(1, 2, 64, 2 * 16), torch.zeros(1, 1, 2, 64, 2 * 16)
+    rows = stack.rows(torch.ones(3, 48), torch.arange(3), 0, None, store)
+    row = stack.texts(torch.ones(1, 48), torch.zeros(1, dtype=torch.long), one)
+    for out in (rows, row):
+        out.add_(1)  # an inference tensor could not be changed here, nor trained on
+        torch.nn.Linear(48, 1)(out).sum().backward()
