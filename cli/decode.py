@@ -11,7 +11,7 @@ import typer
 
 from cli import console, options
 from cli.figures import number, percent
-from entmtp_calib.config import AcceptanceConfig, DecodeConfig, SamplingConfig
+from entmtp_calib.config import PROMPT_MODES, AcceptanceConfig, DecodeConfig, SamplingConfig
 from entmtp_calib.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,15 @@ def decode(
     ] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--raw", help="Through the chat template or not. [as in the bank]"),
+        typer.Option("--chat/--raw", help="Short for --prompt-mode chat or raw."),
+    ] = None,
+    prompt_mode: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-mode",
+            metavar="NAME",
+            help=f"{options.BUILD_HELP['prompt_mode']} [as in the bank]",
+        ),
     ] = None,
     policy: Annotated[
         str,
@@ -72,6 +80,7 @@ def decode(
         SamplingConfig(temperature, top_p, top_k, seed),
         AcceptanceConfig.of(acceptance, epsilon, alpha),
     )
+    mode = _mode(chat, prompt_mode)
     prompts = _prompts(prompt, prompts_file)
     from entmtp_calib.stages.decode import decode_prompts, open_session, summary
     from entmtp_calib.stages.setup import Inputs
@@ -86,7 +95,7 @@ def decode(
         prompts,
         chosen,
         config,
-        mode=None if chat is None else "chat" if chat else "raw",
+        mode=mode,
         on_text=(lambda _, piece: console.write(piece)) if streams else None,
     )
     decoded = list(_separated(texts, len(prompts)) if streams else texts)
@@ -102,6 +111,15 @@ def decode(
         "texts": [_text_document(text, session) for text in decoded],
     }
     console.present(lambda: None, document, json)
+
+
+def _mode(chat: bool | None, name: str | None) -> str | None:
+    """How prompts become text; None: as the bank's were."""
+    if chat is not None and name is not None:
+        raise UsageError(f"--prompt-mode with {'--chat' if chat else '--raw'}", "one of them")
+    if name is not None and name not in PROMPT_MODES:
+        raise UsageError(f"--prompt-mode {name}", f"one of {', '.join(PROMPT_MODES)}")
+    return name if chat is None else "chat" if chat else "raw"
 
 
 def _prompts(text: str | None, file: Path | None) -> list[Prompt]:

@@ -44,16 +44,20 @@ NODE_COLUMNS = (
     "without",
     "",
 )
-DEPTH_COLUMNS = ("depth", "nodes", "accepted", "of reached")
+DEPTH_COLUMNS = ("depth", "nodes", "never pay", "marginal", "conditional")
+PART_COLUMNS = ("most accepted nodes alone", "emitted/step", "step ms", "tokens/s", "")
 SHOWN = 12  # nodes of a tree, unless --all is given
 WORDS = """by exact replay, of the steps alone; intervals are over prompts.
 hydra-default is Medusa's default, too; medusa2-default is Medusa-2's for Vicuna-7B.
-wasted rows: drafted ones that a pass does not accept. The most accepted nodes of a tree are picked
-on these very texts.
+wasted rows: drafted ones that a pass does not accept.
 reached, accepted: share of the passes that accept a node's parent, the node.
-+: what a node adds with those below it that pay; tokens/ms: the tokens it adds over that time; then
-tokens/s of the tree with them, and without it and all below it. A node never pays if tokens/s do
-not fall without it, or if a node above it never pays.
++: what a node adds with those below it that pay; tokens/ms: the tokens it adds over that time, - if
+the costs show none; then tokens/s of the tree with them, and without it and all below it. A node
+never pays if tokens/s do not fall without it, or if a node above it never pays. It is judged with
+all other nodes there: one that pays in a slow tree may be too dear for a fast one.
+marginal: share of the passes that accept a node of this depth; conditional: of those that accept
+one above it.
+The most accepted nodes of a tree are picked on these very texts, which flatters them a little.
 """
 
 
@@ -95,17 +99,26 @@ def explain(
 
 def _print(found: Explanation, all_nodes: bool) -> None:
     console.show_table(COLUMNS, (_cells(each, found.best) for each in found.trees))
-    console.write("* the bank's best fixed tree\n\n")
-    for each in found.trees:
-        console.write(f"{console.printable(each.conclusion)}.\n")
+    console.write("* the bank's best fixed tree\n")
     for index in found.asked:
-        _print_nodes(found.trees[index], all_nodes)
+        _print_tree(found.trees[index], all_nodes)
     console.write(f"\n{WORDS}\n")
     console.show_facts([*(("note", note) for note in found.notes), *facts(found.conditions)])
 
 
+def _print_tree(each: Explained, all_nodes: bool) -> None:
+    """A sentence, the nodes, the acceptance by depth, and what fewer of the nodes would do."""
+    console.write(f"\n{console.printable(each.conclusion)}.\n\n")
+    _print_nodes(each, all_nodes)
+    console.write("\n")
+    console.show_table(DEPTH_COLUMNS, _depth_rows(each))
+    if each.tree.n_nodes > 1:
+        console.write("\n")
+        console.show_table(PART_COLUMNS, _part_rows(each))
+
+
 def _print_nodes(each: Explained, all_nodes: bool) -> None:
-    """The tree as a drawing with figures, to its most accepted nodes, and its acceptance by depth.
+    """The tree as a drawing with figures, to its most accepted nodes.
 
     A node is accepted no more often than its parent, so that the nodes shown are a tree.
     """
@@ -116,7 +129,7 @@ def _print_nodes(each: Explained, all_nodes: bool) -> None:
         _node_cells(stem + ",".join(map(str, path)), shown[path], passes)
         for path, stem in stems(Tree(tuple(shown)))
     ]
-    console.write(f"\n{console.printable(each.name)}, {passes} passes:\n")
+    console.write(f"{console.printable(each.name)}, {passes} passes:\n")
     console.show_table(NODE_COLUMNS, rows)
     if more := nodes[n_shown:]:
         never = sum(node.never_pays for node in more)
@@ -124,18 +137,29 @@ def _print_nodes(each: Explained, all_nodes: bool) -> None:
             f"{len(more)} more, each accepted by at most {more[0].accepted} of {passes} passes; "
             f"{never} of them never pay (--all shows them)\n"
         )
-    console.write("\n")
-    console.show_table(DEPTH_COLUMNS, _depth_rows(each))
 
 
 def _depth_rows(each: Explained) -> Iterator[list[str]]:
-    for depth, (marginal, conditional) in enumerate(_rates(each), start=1):
-        nodes = sum(len(path) == depth for path in each.tree.paths)
-        yield [str(depth), str(nodes), number(marginal, 3), number(conditional, 3)]
+    rates = zip(each.profile.marginal, each.profile.conditional, strict=True)
+    for depth, (marginal, conditional) in enumerate(rates, start=1):
+        nodes = [node for node in each.ablation.nodes if len(node.path) == depth]
+        never = str(sum(n.never_pays for n in nodes)) if each.ablation.is_priced else UNDEFINED
+        yield [str(depth), str(len(nodes)), never, number(marginal, 3), number(conditional, 3)]
 
 
-def _rates(each: Explained) -> Iterator[tuple[float, float]]:
-    return zip(each.profile.marginal, each.profile.conditional, strict=True)
+def _part_rows(each: Explained) -> Iterator[list[str]]:
+    """None of the nodes, 1, 2, 4, ..., all, and as many as are the fastest."""
+    of, n = each.ablation, each.tree.n_nodes
+    sizes = {0, of.best_part.n_nodes, n, *(2**k for k in range(n.bit_length()))}
+    for size in sorted(sizes):
+        part = of.parts[size]
+        yield [
+            f"{size}" + " (plain decoding)" * (not size) + " (the whole tree)" * (size == n),
+            number(part.mean_emitted, 3),
+            number(part.step_ms, 3),
+            number(_rate(part), 2),
+            "fastest" if size == of.best_part.n_nodes and of.is_priced else "",
+        ]
 
 
 def _cells(each: Explained, best: str) -> list[str]:
@@ -205,6 +229,7 @@ def _tree_document(each: Explained) -> dict[str, Any]:
             **_figures(of.best),
             **_columns("whole", each.best_part_ratio),
         },
+        "most_accepted_alone": [_figures(part) for part in of.parts],
         "nodes": [_node_document(node, passes, of.is_priced) for node in of.nodes],
     }
 

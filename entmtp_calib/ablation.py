@@ -85,15 +85,20 @@ class Ablation:
         tree: the tree.
         whole: its figures; their time is infinite where the costs do not reach it.
         nodes: its nodes, in its order.
-        best_part: the fastest tree of its most accepted nodes, however many; may be all, or none.
-        best: figures of that.
+        parts: figures of its 0, 1, ..., all most accepted nodes alone.
+        best_part: the fastest of these trees; may be all nodes, or none.
     """
 
     tree: Tree
     whole: Figures
     nodes: tuple[NodeFigures, ...]
+    parts: tuple[Figures, ...]
     best_part: Tree
-    best: Figures
+
+    @property
+    def best(self) -> Figures:
+        """Figures of the best part."""
+        return self.parts[self.best_part.n_nodes]
 
     @property
     def is_priced(self) -> bool:
@@ -138,8 +143,8 @@ def ablate(trace: Trace, tree: Tree, costs: Costs) -> Ablation:
             NodeFigures(path, accepted[tree.parents[row]], accepted[row], *judged[row - 1])
             for row, path in enumerate(tree.paths, start=1)
         ),
+        parts=tuple(replayed),
         best_part=parts[fastest],
-        best=replayed[fastest],
     )
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entmtp_calib.errors import EntmtpError, HeadsError
+from entmtp_calib.errors import EntmtpError, HeadsError, ModelError
 from entmtp_calib.heads.native import DESCRIPTION, HEADS_FORMAT, TENSORS, read_description
-from entmtp_calib.heads.published import Published, recognise, write_published
+from entmtp_calib.heads.published import BASE_NAME, Published, recognise, write_published
 from entmtp_calib.heads.published_files import locate, read_config
 from entmtp_calib.heads.published_layout import Base
 from entmtp_calib.progress import Progress
@@ -69,7 +69,7 @@ def import_heads(
 
     @functools.cache
     def base() -> Base:
-        return _base(*load_config(model or _named_base(path)))
+        return _base(*(load_config(model) if model else _named_base(path)))
 
     found = recognise(name, path, base, is_base_known=model is not None)
     write_published(found, folder, progress)
@@ -94,16 +94,25 @@ def heads_folder(heads: str, target: Target) -> tuple[str, Path]:
     return name, folder
 
 
-def _named_base(path: Path) -> str:
-    """The model that config.json names."""
-    base = read_config(path).get("base_model_name_or_path")
+def _named_base(path: Path) -> tuple[str, Any]:
+    """Name and configuration of the model that config.json names."""
+    base = read_config(path).get(BASE_NAME)
     if not isinstance(base, str):
         raise HeadsError(
             f"{path} does not name the model that its heads were trained for",
             "its configuration, which these heads need",
             "pass --model",
         )
-    return base
+    try:
+        return load_config(base)
+    except ModelError as error:
+        raise ModelError(
+            f"{error.found}; {path} names it as the model of its heads, which need to know its "
+            "configuration",
+            error.expected,
+            "pass --model with a folder of that model (its config.json suffices), or check the "
+            "network",
+        ) from error
 
 
 def _base(name: str, config: Any) -> Base:

@@ -35,7 +35,7 @@ def document(*arguments: object) -> Any:
     return json.loads(result.stdout, parse_constant=lambda word: pytest.fail(word))
 
 
-def test_a_bank_is_a_table_a_sentence_per_tree_and_two_trees_node_by_node(folder: Path) -> None:
+def test_a_bank_is_a_table_and_two_of_its_trees_node_by_node(folder: Path) -> None:
     result = run("explain", folder)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -43,7 +43,7 @@ def test_a_bank_is_a_table_a_sentence_per_tree_and_two_trees_node_by_node(folder
     assert [line.split()[0] for line in lines[1:6]] == names
     assert lines[3].split()[:4] == [GROWN.id, "*", "3", "2"]
     sentences = [line for line in lines if line.endswith(".") and " a step" in line]
-    assert [line.split()[0] for line in sentences] == names
+    assert [line.split()[0] for line in sentences] == [GROWN.id, "hydra-default"]
     headings = [line.split(",")[0] for line in lines if line.endswith(" passes:")]
     assert headings == [GROWN.id, "hydra-default"]
     for words in (
@@ -57,6 +57,30 @@ def test_a_bank_is_a_table_a_sentence_per_tree_and_two_trees_node_by_node(folder
         f"bank   {folder}",
     ):
         assert words in result.stdout
+
+
+def test_the_nodes_of_a_tree_are_added_up_by_depth_and_by_how_many_are_kept(folder: Path) -> None:
+    lines = [line.split() for line in run("explain", folder, "hydra-default").stdout.splitlines()]
+    hydra = document(folder)["trees"][3]
+    at = lines.index(["depth", "nodes", "never", "pay", "marginal", "conditional"])
+    depths = lines[at + 1 : lines.index([], at)]
+    assert [row[:2] for row in depths] == [["1", "10"], ["2", "28"], ["3", "23"], ["4", "2"]]
+    assert sum(int(row[2]) for row in depths) == hydra["never_pay"]
+    assert [row[3] for row in depths] == [f"{rate:.3f}" for rate in hydra["marginal"]]
+    at = lines.index("most accepted nodes alone emitted/step step ms tokens/s".split())
+    parts = lines[at + 1 : lines.index([], at)]
+    best = len(hydra["best_part"]["paths"])
+    alone = hydra["most_accepted_alone"]
+    assert [int(row[0]) for row in parts] == sorted({0, 1, 2, 4, 8, 16, 32, 63, best})
+    for row in parts:
+        figures = [cell for cell in row[1:] if cell.replace(".", "").isdigit()]
+        part = alone[int(row[0])]
+        assert figures[0] == f"{part['mean_emitted_tokens']:.3f}"
+        assert figures[2] == f"{part['tokens_per_second']:.2f}"
+        assert (row[-1] == "fastest") == (int(row[0]) == best)
+    fastest = max(part["tokens_per_second"] for part in alone)
+    assert hydra["best_part"]["tokens_per_second"] == fastest
+    assert alone[-1]["tokens_per_second"] == hydra["tokens_per_second"]
 
 
 def test_all_shows_every_node(folder: Path) -> None:

@@ -259,5 +259,13 @@ def test_heads_without_a_named_model_ask_for_one(tmp_path: Path) -> None:
         import_heads(str(source), tmp_path / "out")
     config = {**HYDRA_CONFIG, "base_model_name_or_path": "/home/them/vicuna"}
     save_heads_file(source, HYDRA_PT, hydra_state(), config)
-    with pytest.raises(ModelError, match=r"/home/them/vicuna.*--model"):
+    with pytest.raises(ModelError, match=r"/home/them/vicuna.* names it as the model.*--model"):
         import_heads(str(source), tmp_path / "out")
+
+
+def test_the_configuration_alone_of_their_model_is_enough(base: Path, tmp_path: Path) -> None:
+    source = save_heads_file(tmp_path / "p", HYDRA_PT, hydra_state(), HYDRA_CONFIG)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_bytes((base / "config.json").read_bytes())
+    assert import_heads(str(source), tmp_path / "out", str(model)).n_heads == 4
