@@ -11,7 +11,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import toys
 from tokenizers import Tokenizer, models, pre_tokenizers
 from toy_heads import random_heads, save_for
@@ -20,9 +22,11 @@ from typer.testing import CliRunner, Result
 
 from cli.main import app
 from entmtp_calib.bank import Bank, BankEntry
+from entmtp_calib.decoding import Decoder
 from entmtp_calib.policy import DRAFT_ON, Hysteresis, Ladder, Staged, Static
 from entmtp_calib.provenance import hardware
 from entmtp_calib.signals import SignalSpec
+from entmtp_calib.stages.setup import Inputs
 from entmtp_calib.targets.load import load_target
 from entmtp_calib.timing import Interval
 from entmtp_calib.tree import EMPTY, Tree, chain
@@ -67,6 +71,28 @@ class Switching:
 def run(*arguments: object, text: str | bytes | None = None) -> Result:
     """Call the command line in this process; `text` is its stdin."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], input=text)
+
+
+def interrupt_generating(patch: pytest.MonkeyPatch, call: int) -> None:
+    """Cut decoding short at this call of `Decoder.generate`, counted from 1."""
+    generate, calls = Decoder.generate, 0
+
+    def interrupt(self: Decoder, *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return generate(self, *arguments, **named)
+
+    patch.setattr(Decoder, "generate", interrupt)
+
+
+def save_inputs(folder: Path, n_heads: int, n_prompts: int) -> Inputs:
+    """What a run on RAND with random heads is made from."""
+    model, target = toys.save_rand(folder / "model"), toys.rand()
+    heads = save_for(random_heads(target, n_heads=n_heads), target, folder / "heads")
+    data = write_prompts(folder / "data.jsonl", [f"t{n}" for n in range(10)], n_prompts)
+    return Inputs(str(model), str(heads), str(data))
 
 
 def write_prompts(file: Path, words: list[str], count: int) -> Path:

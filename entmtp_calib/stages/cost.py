@@ -124,8 +124,8 @@ def _user_sizes(run: Run) -> set[int]:
 def _parent_counts(run: Run) -> list[int]:
     """Numbers of parents that levels are timed for; no tree that was not grown has more."""
     levels = [level for tree in run.ungrown for level in compile_tree(tree).levels]
-    most = max((len(level.parent_rows) for level in levels), default=1)
-    return sorted({*PARENT_COUNTS, *([most] if most > max(PARENT_COUNTS) else [])})
+    most = max([*PARENT_COUNTS, *(len(level.parent_rows) for level in levels)])
+    return sorted({*PARENT_COUNTS, most})
 
 
 def is_known(ms: Sequence[float]) -> bool:

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_bank import Built, run
-
-from entmtp_calib.decoding import Decoder
+from toy_bank import Built, interrupt_generating, run
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +44,8 @@ def test_the_stages_one_by_one_and_interrupted_give_the_same_as_build_bank(
 
     trace = rolled_out / "trace.parquet"
     before = trace.stat().st_mtime_ns
-    generate, calls = Decoder.generate, 0
-
-    def interrupt(self: Decoder, *arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        return generate(self, *arguments, **named)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "generate", interrupt)
+        interrupt_generating(patch, 4)
         stopped = run("recalibrate", rolled_out)
     assert stopped.exit_code == 130
     assert stopped.stderr == "entmtp: interrupted; run the same command again to resume\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_bank import Built, run
+from toy_bank import Built, interrupt_generating, run
 
 from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.bank import Bank
@@ -118,18 +118,9 @@ def test_a_run_in_pieces_knows_them_without_the_files(
 ) -> None:
     folder = tmp_path / "run"
     assert run("rollout", *built.arguments, *files, "--out", folder).exit_code == 0
-    generate, calls = Decoder.generate, 0
-
-    def interrupt(self: Decoder, *arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 9:
-            raise KeyboardInterrupt
-        return generate(self, *arguments, **named)
-
     assert run("grow", folder).exit_code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "generate", interrupt)
+        interrupt_generating(patch, 9)
         assert run("recalibrate", folder).exit_code == 130
     live = run("recalibrate", folder, "--json", "-")
     rows = json.loads(live.stdout)["candidates"]

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
-from toy_bank import write_prompts
-from toy_heads import random_heads, save_for
+from toy_bank import save_inputs
+from toy_heads import random_heads
 
 from entmtp_calib import records
 from entmtp_calib.config import BuildConfig
@@ -49,11 +48,7 @@ CONFIG = BuildConfig(
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    folder = tmp_path_factory.mktemp("cost")
-    model, target = toys.save_rand(folder / "model"), toys.rand()
-    heads = save_for(random_heads(target, n_heads=4), target, folder / "heads")
-    data = write_prompts(folder / "data.jsonl", [f"t{n}" for n in range(10)], 5)
-    return Inputs(str(model), str(heads), str(data))
+    return save_inputs(tmp_path_factory.mktemp("cost"), n_heads=4, n_prompts=5)
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import toys
-from toy_bank import write_prompts
-from toy_heads import random_heads, save_for
+from toy_bank import save_inputs
 
 from entmtp_calib.artifacts import RunFolder
 from entmtp_calib.config import BuildConfig
@@ -24,11 +22,7 @@ WIDE = Tree.of([[0], [1], [2]])
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    folder = tmp_path_factory.mktemp("setup")
-    model, target = toys.save_rand(folder / "model"), toys.rand()
-    heads = save_for(random_heads(target, n_heads=2), target, folder / "heads")
-    data = write_prompts(folder / "data.jsonl", [f"t{n}" for n in range(10)], 5)
-    return Inputs(str(model), str(heads), str(data))
+    return save_inputs(tmp_path_factory.mktemp("setup"), n_heads=2, n_prompts=5)
 
 
 def default_folder(inputs: Inputs, user_trees: dict[Tree, str] | None = None) -> Path:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toys
-from toy_bank import write_prompts
-from toy_heads import random_heads, save_for
+from toy_bank import save_inputs
 
 from entmtp_calib import records
 from entmtp_calib.config import BuildConfig
@@ -52,11 +50,7 @@ CONFIG = BuildConfig(
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    folder = tmp_path_factory.mktemp("time")
-    model, target = toys.save_rand(folder / "model"), toys.rand()
-    heads = save_for(random_heads(target, n_heads=4), target, folder / "heads")
-    data = write_prompts(folder / "data.jsonl", [f"t{n}" for n in range(10)], 6)
-    return Inputs(str(model), str(heads), str(data))
+    return save_inputs(tmp_path_factory.mktemp("time"), n_heads=4, n_prompts=6)
 
 
 class Texts:
